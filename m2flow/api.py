@@ -1,0 +1,225 @@
+"""What the command line does, as functions. Three lines train from a notebook:
+
+import m2flow
+run = m2flow.train("recipes/point_reach_ppo.yaml", "steps=20")
+run.metrics()[-1]
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from m2flow import build
+from m2flow.config import Recipe, dump_yaml, find, load, with_seed
+from m2flow.flow.cluster import Cluster
+from m2flow.flow.graph import Flow
+from m2flow.flow.plan import Plan
+from m2flow.flow.plan import check as check_plan
+from m2flow.observe.jsonl import rows
+from m2flow.observe.layout import Evaluation, RunFolder, read_json, write_json
+from m2flow.runtime.cluster import detect
+from m2flow.session import Session, open_folder
+from m2flow.types import Spec
+
+Source = str | Path | Mapping[str, Any] | Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run on disk. `path` is its folder; everything is read from there, so it works for any run, also an old one."""
+
+    path: Path
+
+    @property
+    def folder(self) -> RunFolder:
+        """Where what is."""
+        return RunFolder(self.path)
+
+    @property
+    def recipe(self) -> Recipe:
+        """The resolved recipe."""
+        return load(read_json(self.folder.config))
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Metric rows, in order."""
+        return list(rows(self.folder.metrics))
+
+    def evaluations(self) -> list[Evaluation]:
+        """Evaluations, in order of their step."""
+        return [Evaluation.read(path) for _, path in self.folder.evaluation_files()]
+
+    def __str__(self) -> str:
+        return show(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A recipe with what it becomes on a machine: flow, plan, spec of its environment."""
+
+    recipe: Recipe
+    cluster: Cluster
+    flow: Flow
+    plan: Plan
+    spec: Spec
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """What `check` found. `str()` of it is for people."""
+
+    ok: bool
+    problems: tuple[str, ...]
+    plan: str = ""
+    memory: Mapping[str, int] = field(default_factory=dict)  # bytes by node
+
+    def __str__(self) -> str:
+        lines = [self.plan] if self.plan else []
+        if self.memory:
+            lines.append("memory estimate: " + ", ".join(f"{n} {b / 2**20:,.0f} MiB" for n, b in self.memory.items()))
+        lines += [f"problem: {problem}" for problem in self.problems]
+        lines.append("ok: nothing was started" if self.ok else f"{len(self.problems)} problem(s); nothing was started")
+        return "\n".join(lines)
+
+
+def prepare(recipe: Recipe, cluster: Cluster | None = None) -> Prepared:
+    """Flow, plan and spec of a recipe on a cluster (this machine by default). Starts nothing."""
+    from m2flow import registry
+
+    machine = cluster or detect()
+    flow: Flow = registry.resolve("flow", recipe.flow)(recipe)
+    flow.check()
+    return Prepared(recipe, machine, flow, build.make_plan(recipe, flow, machine), recipe.env.spec())
+
+
+def check(
+    recipe: Source, *overrides: str, plan: str | None = None, cluster: Path | Cluster | None = None
+) -> CheckReport:
+    """Validate config, data and plan against the machine (or a described cluster) and estimate memory. Starts no worker."""
+    from m2flow.flow.plan import explain
+
+    loaded = with_seed(load(recipe, *overrides, *_plan_override(plan)))
+    machine = Cluster.from_yaml(Path(cluster).read_text()) if isinstance(cluster, str | Path) else cluster
+    try:
+        ready = prepare(loaded, machine)
+        memory = build.memory(loaded, ready.flow, ready.spec)
+        table = explain(ready.flow, ready.plan)
+        check_plan(ready.flow, ready.plan, ready.cluster, memory)
+    except ValueError as error:
+        return CheckReport(False, tuple(str(error).splitlines()))
+    return CheckReport(True, (), table, memory)
+
+
+def train(
+    recipe: Source,
+    *overrides: str,
+    run_dir: str | Path | None = None,
+    seed: int | None = None,
+    plan: str | None = None,
+    quiet: bool = False,
+) -> Run:
+    """Train as the recipe says, in a new run folder. Overrides are "section.key=value".
+
+    Everything is checked before anything starts. Raises ValueError for a wrong recipe, RunFailed for a run that failed.
+    """
+    loaded = with_seed(load(recipe, *overrides, *_plan_override(plan)), seed)
+    ready = prepare(loaded)
+    check_plan(ready.flow, ready.plan, ready.cluster, build.memory(loaded, ready.flow, ready.spec))
+    folder = RunFolder(Path(run_dir) if run_dir is not None else _new_folder(loaded))
+    open_folder(loaded, folder, _text_of(recipe, loaded))
+    session = Session(loaded, folder, ready.cluster, ready.flow, ready.plan, ready.spec, quiet)
+    return _finish(session)
+
+
+def resume(run: str | Path | Run, *, steps: int | None = None, quiet: bool = False) -> Run:
+    """Continue a run from its latest complete checkpoint, exactly. `steps` sets a new total."""
+    folder = _folder_of(run)
+    loaded = load(read_json(folder.config))
+    if steps is not None:
+        loaded = replace(loaded, steps=steps)
+    done = loaded.checkpoint.build(folder.checkpoints).load()[0]
+    if done >= loaded.steps:
+        raise ValueError(f"resume: {folder.path} has done {done} of {loaded.steps} steps; give a larger steps to go on")
+    ready = prepare(loaded)
+    check_plan(ready.flow, ready.plan, ready.cluster, build.memory(loaded, ready.flow, ready.spec))
+    if steps is not None:
+        from m2flow.config import dump
+
+        write_json(folder.config, dump(loaded))
+    from m2flow.observe.runinfo import write_env
+
+    write_env(folder, {"run": loaded.seed})
+    session = Session(loaded, folder, ready.cluster, ready.flow, ready.plan, ready.spec, quiet, resume_from=done)
+    return _finish(session)
+
+
+def evaluate(run: str | Path | Run, *, seeds: int | None = None, videos: int = 0, step: int | None = None) -> Evaluation:
+    """Evaluate a checkpoint of a run (the latest by default), each held-out seed once, in this process."""
+    folder, loaded = _folder_of(run), Run(_folder_of(run).path).recipe
+    if loaded.evaluation is None:
+        raise ValueError(f"{folder.path}: its recipe has no evaluation section, so there is no protocol to evaluate by")
+    if seeds is not None:
+        loaded = replace(loaded, evaluation=replace(loaded.evaluation, seeds=seeds))
+    loaded = replace(loaded, evaluation=replace(loaded.evaluation, videos=videos))
+    return build.evaluate_checkpoint(loaded, folder, step)
+
+
+def show(*runs: str | Path) -> str:
+    """A summary of runs for a terminal."""
+    from m2flow.observe.show import show as summary
+
+    return summary([Path(run) for run in runs])
+
+
+def ls(root: str | Path = "runs") -> str:
+    """The runs under a folder, as a table."""
+    from m2flow.observe.show import ls as listing
+
+    return listing(Path(root))
+
+
+def report(*runs: str | Path, out: str | Path) -> Path:
+    """One self-contained HTML page about one or several runs."""
+    from m2flow.observe.report import write_report
+
+    return write_report([Path(run) for run in runs], Path(out))
+
+
+def _finish(session: Session) -> Run:
+    try:
+        session.execute()
+    finally:
+        if session.recipe.observe.report and session.folder.status.exists():
+            report(session.folder.path, out=session.folder.report)
+    return Run(session.folder.path)
+
+
+def _plan_override(plan: str | None) -> tuple[str, ...]:
+    return () if plan is None else (f"plan={plan}",)
+
+
+def _new_folder(recipe: Recipe) -> Path:
+    """runs/<name>-seed<seed>-<time>, with a number behind it where that exists."""
+    stem = f"{recipe.name}-seed{recipe.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    path = Path(recipe.run_dir) / stem
+    number = 2
+    while path.exists():
+        path = Path(recipe.run_dir) / f"{stem}-{number}"
+        number += 1
+    return path
+
+
+def _text_of(source: Source, recipe: Recipe) -> str:
+    """The recipe as given where that is a file, else the resolved one."""
+    return find(source).read_text(encoding="utf-8") if isinstance(source, str | Path) else dump_yaml(recipe)
+
+
+def _folder_of(run: str | Path | Run) -> RunFolder:
+    path = run.path if isinstance(run, Run) else Path(run)
+    folder = RunFolder(path)
+    if not folder.config.exists():
+        raise FileNotFoundError(f"{path}: no run here (no config.json); `m2flow ls` lists runs")
+    return folder

@@ -1,0 +1,1 @@
+"""What trains and keeps weights: torch, and checkpoints."""

@@ -1,0 +1,277 @@
+"""From a recipe to (flow, plan, parts): the only place that knows roles, models, envs and the runtime at once.
+
+A part builds one node inside the worker that hosts it. Parts are picklable and import nothing heavy until they are called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from m2flow.config import Recipe
+from m2flow.flow.cluster import Cluster
+from m2flow.flow.graph import Call, Flow, Node, Stream, Weights
+from m2flow.flow.plan import Plan, collocated, disaggregated, hybrid
+from m2flow.observe.layout import Evaluation as Stored
+from m2flow.observe.layout import RunFolder
+from m2flow.runtime.worker import Context, Part
+from m2flow.types import EpisodeResult, Head, Spec
+
+
+# ---- flows
+
+
+def onpolicy(recipe: Recipe) -> Flow:
+    """Rollout asks the policy, the learner trains on whole steps and sends weights back."""
+    return _flow("onpolicy", recipe, Stream("rollout", "learner"))
+
+
+def offpolicy(recipe: Recipe) -> Flow:
+    """The same, with a replay channel between rollout and learner."""
+    return _flow("offpolicy", recipe, Stream("rollout", "learner", channel="replay"))
+
+
+def _flow(name: str, recipe: Recipe, stream: Stream) -> Flow:
+    scope = recipe.objective.scope
+    nodes = [
+        Node("rollout", "stage", trigger="step", atom="trajectory"),
+        Node("policy", "service"),
+        Node("learner", "stage", scope=scope, batch=recipe.rollout.lanes),
+    ]
+    edges: list[Any] = [Call("rollout", "policy"), stream, Weights("learner", "policy")]
+    if recipe.evaluation is not None:
+        nodes.append(Node("evaluator", "stage", trigger="evaluate"))
+        edges.append(Call("evaluator", "policy"))
+    return Flow(name, tuple(nodes), tuple(edges))
+
+
+# ---- parts
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyPart:
+    """A policy service on this replica's devices."""
+
+    recipe: Recipe
+    spec: Spec
+
+    def __call__(self, context: Context) -> Any:
+        from m2flow.roles.policy import PolicyService
+
+        _threads(self.recipe, context)
+        return PolicyService(build_policy(self.recipe, self.spec))
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutPart:
+    """This replica's lanes, split into sub-batches."""
+
+    recipe: Recipe
+    spec: Spec
+
+    def __call__(self, context: Context) -> Any:
+        from m2flow.roles.rollout import Rollout
+        from m2flow.spec import join
+
+        recipe, cuts = self.recipe, context.sub_batches
+        lanes = share(range(recipe.rollout.lanes), context.size, context.rank)
+        groups = [share(lanes, cuts, i) for i in range(cuts)]
+        policy = build_policy(recipe, self.spec)
+        threads = max(1, len(context.devices) // cuts)
+        return Rollout(
+            envs=[recipe.env.build(group, run_seed(recipe), threads=threads) for group in groups],
+            policy=context.services["policy"],
+            join=join(policy.spec, self.spec),
+            acting=acting(policy, recipe),
+            config=recipe.rollout,
+            seed=run_seed(recipe),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerPart:
+    """Trainer, objective and learner."""
+
+    recipe: Recipe
+    spec: Spec
+
+    def __call__(self, context: Context) -> Any:
+        from m2flow.roles.learner import Learner
+
+        recipe = self.recipe
+        _threads(recipe, context)
+        policy = build_policy(recipe, self.spec)
+        return Learner(
+            trainer=recipe.trainer.build(policy, recipe.objective, run_seed(recipe)),
+            objective=recipe.objective,
+            config=recipe.learner,
+            seed=run_seed(recipe),
+            noise=policy.noise,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPart:
+    """The sampling rule between rollout and learner."""
+
+    recipe: Recipe
+
+    def __call__(self, context: Context) -> Any:
+        return self.recipe.replay.build(run_seed(self.recipe))
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatorPart:
+    """Held-out episodes with the current policy."""
+
+    recipe: Recipe
+    spec: Spec
+    videos: Path | None = None
+
+    def __call__(self, context: Context) -> Any:
+        from m2flow.observe.video import VideoFolder
+        from m2flow.roles.evaluation import Evaluator
+
+        writer = None if self.videos is None else VideoFolder(self.videos)
+        return Evaluator.build(self.recipe, build_policy(self.recipe, self.spec), context, writer)
+
+
+def parts(recipe: Recipe, spec: Spec, videos: Path | None = None) -> dict[str, Part]:
+    """A part for every node of the built-in flows."""
+    return {
+        "rollout": RolloutPart(recipe, spec),
+        "policy": PolicyPart(recipe, spec),
+        "learner": LearnerPart(recipe, spec),
+        "evaluator": EvaluatorPart(recipe, spec, videos),
+        "rollout->learner": ReplayPart(recipe),
+    }
+
+
+# ---- evaluation outside of a run
+
+
+def evaluate_checkpoint(recipe: Recipe, folder: RunFolder, step: int | None) -> Stored:
+    """Evaluate the policy of a checkpoint (the latest if `step` is None) in this process, and return what was found."""
+    import asyncio
+
+    from m2flow.backends.checkpoint import read_policy
+    from m2flow.roles.policy import PolicyService
+    from m2flow.runtime.cluster import detect
+    from m2flow.runtime.worker import LocalHandle
+    from m2flow.types import Tick, Weights
+
+    spec = recipe.env.spec()
+    place = recipe.checkpoint.build(folder.checkpoints).path(step)
+    done, arrays = int(place.name.rpartition("_")[2]), read_policy(place)
+    service = PolicyService(build_policy(recipe, spec))
+    service.load(Weights(done, {f"policy.{name}": array for name, array in arrays.items()}))
+    devices = tuple(device.id for device in detect().devices if device.kind == "cpu")
+    evaluator = EvaluatorPart(recipe, spec, folder.videos)(
+        Context("evaluator", 0, 1, devices, {"policy": LocalHandle(service)})
+    )
+
+    async def play() -> list[Any]:
+        return [report async for report in evaluator.work([Tick(done, done, kind="evaluate")])]
+
+    [found] = asyncio.run(play())
+    return stored(done, evaluator.protocol, found.payload)
+
+
+def stored(step: int, protocol: Any, episodes: Sequence[EpisodeResult]) -> Stored:
+    """An evaluation as it is kept in the run folder."""
+    from m2flow.roles.evaluation import summarise
+
+    result = summarise(protocol, episodes)
+    row = result.to_dict()
+    return Stored(step, row["metrics"], row["protocol"], result.intervals, row["episodes"])
+
+
+# ---- memory
+
+
+def memory(recipe: Recipe, flow: Flow, spec: Spec) -> dict[str, int]:
+    """Bytes that one replica of each node holds, estimated: weights, gradients, optimiser, and the data of a step."""
+    float_size = 8 if recipe.trainer.dtype == "float64" else 4
+    policy = build_policy(recipe, spec)
+    weights = sum(p.numel() for p in policy.parameters()) * float_size
+    heads = recipe.objective.heads(spec, policy.chunk)
+    extra = sum(_head_size(head, policy, spec) for head in heads.values()) * float_size
+    row = sum(field.size for field in spec.observation.values()) * float_size
+    row += int(policy.chunk) * spec.action.size * float_size * 4  # action, log-prob, and columns of the same size
+    rows = recipe.rollout.length * recipe.rollout.lanes
+    data = 3 * rows * row  # as collected, as columns, shuffled
+    kept = 0 if recipe.replay is None else recipe.replay.capacity * 2 * row
+    needs = {"policy": weights, "rollout": rows * row, "learner": 4 * (weights + extra) + data + kept}
+    needs["evaluator"] = 0 if recipe.evaluation is None else recipe.evaluation.lanes * row
+    return {node.name: needs.get(node.name, 0) for node in flow.nodes}
+
+
+def _head_size(head: Head | float, policy: Any, spec: Spec) -> int:
+    """Scalars in a head, slow copy included."""
+    if not isinstance(head, Head):
+        return 1
+    inputs = sum(field.size for field in policy.spec.observation.values())
+    widths = [inputs + (spec.action.size if head.takes_action else 0), *head.hidden, head.outputs]
+    size = sum(a * b + b for a, b in zip(widths, widths[1:], strict=False)) * head.copies
+    return size * (2 if head.ema else 1)
+
+
+# ---- shared pieces
+
+
+def run_seed(recipe: Recipe) -> int:
+    """The root of the seed tree. A recipe that runs always has one: `seed: null` is drawn before the run starts."""
+    if recipe.seed is None:
+        raise ValueError("seed: null was not drawn before the run was built")
+    return recipe.seed
+
+
+def build_policy(recipe: Recipe, spec: Spec) -> Any:
+    """The policy with its initial weights, which depend on the recipe's seed only."""
+    import torch
+
+    from m2flow import seeds
+
+    policy = recipe.policy.build(spec, seeds.derive(run_seed(recipe), "policy"))
+    return policy.to(getattr(torch, recipe.trainer.dtype))
+
+
+def acting(policy: Any, recipe: Recipe) -> Any:
+    """What a rollout must know of the policy."""
+    from m2flow.roles.rollout import Acting
+
+    return Acting(policy.noise, policy.axes, policy.chunk, recipe.trainer.dtype)
+
+
+def share(items: Sequence[int], parts_count: int, index: int) -> list[int]:
+    """Part `index` of `items` cut into `parts_count` runs whose sizes differ by one at most."""
+    small, extra = divmod(len(items), parts_count)
+    start = index * small + min(index, extra)
+    return list(items[start : start + small + (index < extra)])
+
+
+def make_plan(recipe: Recipe, flow: Flow, cluster: Cluster) -> Plan:
+    """The recipe's plan: a named function, a YAML file or an inline mapping."""
+    makers: Mapping[str, Callable[[Flow, Cluster], Plan]] = {
+        "collocated": collocated,
+        "disaggregated": disaggregated,
+        "hybrid": hybrid,
+    }
+    plan = recipe.plan
+    if isinstance(plan, str):
+        if plan in makers:
+            return makers[plan](flow, cluster)
+        path = Path(plan)
+        if not path.exists():
+            raise ValueError(f"plan: {plan!r} is neither one of {sorted(makers)} nor a file")
+        return Plan.from_yaml(path.read_text())
+    return Plan.from_dict(plan)
+
+
+def _threads(recipe: Recipe, context: Context) -> None:
+    """Threads of torch's maths in this process, as the trainer's config says."""
+    import torch
+
+    torch.set_num_threads(recipe.trainer.threads)

@@ -1,0 +1,261 @@
+"""The command line. Every command is one call of `m2flow.api` or of a small module, imported when the command runs.
+
+Exit codes: 0 done; 1 the run failed, or `check`/`doctor` found a problem; 2 the request was wrong (one message says
+what and how to mend it); 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, ParamSpec, TypeVar
+
+import typer
+
+P = ParamSpec("P")
+R = TypeVar("R")
+USER_ERRORS = (ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
+
+app = typer.Typer(
+    name="m2flow",
+    help="Train policies with reinforcement learning: say what happens in a recipe, where it runs in a plan.",
+    epilog="\b\nStart with: m2flow init my.yaml, m2flow check my.yaml, m2flow train my.yaml",
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+_debug = False
+
+RecipeArg = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of one that comes with m2flow.")
+]
+OverridesArg = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes, as section.key=value.")
+]
+RunArg = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
+PlanOption = Annotated[
+    str | None, typer.Option(help="Where it runs: collocated, disaggregated, hybrid, or a plan file.")
+]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")]
+
+
+def command(function: Callable[P, R]) -> Callable[P, R]:
+    """Register a command whose failures end in one clear message and the right exit code."""
+
+    @functools.wraps(function)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except typer.Exit:
+            raise
+        except KeyboardInterrupt:
+            typer.echo("m2flow: interrupted; `m2flow ls` names the run, `m2flow resume RUN` continues it", err=True)
+            raise typer.Exit(130) from None
+        except ModuleNotFoundError as error:
+            from m2flow import registry
+
+            absent = registry.missing("this command", "m2flow", error)
+            if absent is error:  # a module of ours
+                traceback.print_exc()
+            _end(absent, 1 if absent is error else 2)
+        except USER_ERRORS as error:
+            _end(error, 2)
+        except RuntimeError as error:  # the run's own message: which stage failed, where, and its log
+            _end(error, 1)
+        except Exception as error:  # noqa: BLE001  a fault of m2flow: whoever reports it needs the traceback
+            traceback.print_exc()
+            _end(error, 1)
+
+    return app.command()(guarded)
+
+
+def _end(error: BaseException, code: int) -> NoReturn:
+    if _debug:
+        raise error
+    typer.echo(
+        f"m2flow: {str(error) or type(error).__name__}\n(m2flow --debug ... shows where this was raised)", err=True
+    )
+    raise typer.Exit(code)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from m2flow._version import __version__
+
+        typer.echo(f"m2flow {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[  # noqa: ARG001  its callback has answered
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    global _debug
+    _debug = debug
+
+
+@command
+def train(
+    recipe: RecipeArg,
+    overrides: OverridesArg = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Folder of this run. Default: a new one under the recipe's run_dir.")
+    ] = None,
+    seed: Annotated[
+        list[int] | None, typer.Option(min=0, help="One seed or several: --seed 0 1 2 trains three runs.")
+    ] = None,
+    plan: PlanOption = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Train a policy and write a report."""
+    from m2flow import api
+
+    seeds: list[int | None] = [*(seed or [])] or [None]
+    runs = []
+    for one in seeds:
+        folder = run_dir / f"seed-{one}" if run_dir is not None and len(seeds) > 1 else run_dir
+        run = api.train(recipe, *(overrides or ()), run_dir=folder, seed=one, plan=plan, quiet=quiet)
+        runs.append(run.path)
+    typer.echo(api.show(*runs))
+    if len(runs) > 1:
+        page = api.report(*runs, out=runs[0].parent / f"{runs[0].name}-and-{len(runs) - 1}-more.html")
+        typer.echo(f"report of all seeds: {page}")
+
+
+@command
+def eval(  # noqa: A001  the command is called eval
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, or one of its checkpoints.")],
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="How many held-out seeds. Default: as the recipe says.")
+    ] = None,
+    videos: Annotated[int, typer.Option(min=0, help="How many episodes to film.")] = 0,
+) -> None:
+    """Evaluate a policy, each held-out seed once."""
+    from m2flow import api
+
+    typer.echo(api.evaluate(run, seeds=seeds, videos=videos))
+
+
+@command
+def check(
+    recipe: RecipeArg,
+    overrides: OverridesArg = None,
+    plan: PlanOption = None,
+    cluster: Annotated[
+        Path | None, typer.Option(help="Check against a cluster described in YAML instead of this machine.")
+    ] = None,
+) -> None:
+    """Check recipe, plan and memory; start nothing."""
+    from m2flow import api
+
+    report = api.check(recipe, *(overrides or ()), plan=plan, cluster=cluster)
+    typer.echo(report)
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+@command
+def config(recipe: RecipeArg, overrides: OverridesArg = None) -> None:
+    """Print a recipe filled in, each key explained."""
+    from m2flow import scaffold
+    from m2flow.config import load
+
+    typer.echo(scaffold.commented(load(recipe, *(overrides or ()))), nl=False)
+
+
+@command
+def show(runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")]) -> None:
+    """Show the results of runs, side by side."""
+    from m2flow import api
+
+    typer.echo(api.show(*runs))
+
+
+@command
+def resume(
+    run: RunArg,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="New total of training steps. Default: as the run began.")
+    ] = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Continue a run exactly where it was saved."""
+    from m2flow import api
+
+    typer.echo(api.show(api.resume(run, steps=steps, quiet=quiet).path))
+
+
+@command
+def ls(root: Annotated[Path, typer.Argument(metavar="[ROOT]", help="Folder that holds runs.")] = Path("runs")) -> None:
+    """List runs: state, step, results."""
+    from m2flow import api
+
+    typer.echo(api.ls(root))
+
+
+@command
+def doctor(root: Annotated[Path, typer.Option("--runs", help="Folder that holds runs.")] = Path("runs")) -> None:
+    """Tell what this machine has and what is wrong."""
+    from m2flow.doctor import examine
+
+    findings = examine(root)
+    for finding in findings:
+        typer.echo(f"{finding.level:<8} {finding.text}")
+        if finding.fix:
+            typer.echo(f"{'':<8} -> {finding.fix}")
+    problems = sum(finding.level == "problem" for finding in findings)
+    typer.echo(f"{problems or 'no'} problem{'' if problems == 1 else 's'}")
+    if problems:
+        raise typer.Exit(1)
+
+
+@command
+def init(
+    path: Annotated[Path, typer.Argument(metavar="[PATH]", help="File to write.")] = Path("recipe.yaml"),
+    overrides: OverridesArg = None,
+    start: Annotated[
+        str | None, typer.Option("--from", metavar="ENV/POLICY[/OBJECTIVE]", help="Parts to begin with.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+) -> None:
+    """Write a commented recipe to begin with."""
+    from m2flow.scaffold import init_text
+
+    if "=" in str(path):
+        raise ValueError(f"init: the first word is the file to write, and {str(path)!r} looks like a change of a key")
+    if path.exists() and not force:
+        raise FileExistsError(f"{path} exists; choose another name, or --force to overwrite it")
+    text = init_text(start, str(path), *(overrides or ()))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    typer.echo(f"wrote {path}; next: m2flow check {path}")
+
+
+def arguments(argv: Sequence[str]) -> list[str]:
+    """The command line as typer reads it: `--debug` first, and `--seed 0 1 2` as `--seed 0 --seed 1 --seed 2`."""
+    result: list[str] = []
+    listing = False
+    for word in argv:
+        if listing and word.isdigit() and result[-1] != "--seed":
+            result.append("--seed")
+        elif word.startswith("-") or not (listing and word.isdigit()):
+            listing = word == "--seed"
+        result.append(word)
+    return ["--debug", *(word for word in result if word != "--debug")] if "--debug" in result else result
+
+
+def main(argv: Sequence[str] | None = None) -> Any:
+    """Entry point of the `m2flow` command."""
+    app(args=arguments(sys.argv[1:] if argv is None else argv), prog_name="m2flow")
+
+
+if __name__ == "__main__":
+    main()

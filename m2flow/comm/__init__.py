@@ -1,0 +1,1 @@
+"""How items, payloads and weights move: trees of arrays, channels, replay, transports, checksummed weights."""

@@ -1,0 +1,163 @@
+"""Channels between stages: bounded, keyed queues, first in first out or heaviest first.
+
+    put(item, key, weight)  ->  [key ""   ] #3 #2 #1  ->  get(weight, key)
+                                [key "7"  ] #5 #4
+
+Room is counted in weight and per key, so one slow key does not block the others. A put is let in while the weight
+inside is below `capacity`, or below what the first waiting get asks for: so a get for more than the capacity, and items
+that do not fit exactly, cannot lock each other out. At most one item too many is inside.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from m2flow.comm import tree
+from m2flow.comm.waiting import Closed, Ticket, WaitingRoom
+
+__all__ = ["Channel", "Closed"]
+
+Entry = tuple[int, int, Any]  # (order of arrival, weight, item)
+
+
+class _Lane:
+    """The entries of one key and their total weight."""
+
+    __slots__ = ("entries", "heap", "total")
+
+    def __init__(self, priority: bool) -> None:
+        self.total = 0
+        self.entries: deque[Entry] = deque()
+        self.heap: list[tuple[int, int, Entry]] | None = [] if priority else None
+
+    def __len__(self) -> int:
+        return len(self.entries if self.heap is None else self.heap)
+
+    def add(self, entry: Entry) -> None:
+        self.total += entry[1]
+        if self.heap is None:
+            self.entries.append(entry)
+        else:
+            heapq.heappush(self.heap, (-entry[1], entry[0], entry))
+
+    def restore(self, given: Sequence[Entry]) -> None:
+        """Back to where they were taken from."""
+        if self.heap is None:
+            self.entries.extendleft(reversed(given))
+            self.total += sum(weight for _, weight, _ in given)
+        else:
+            for entry in given:
+                self.add(entry)
+
+    def pop(self) -> Entry:
+        entry = self.entries.popleft() if self.heap is None else heapq.heappop(self.heap)[2]
+        self.total -= entry[1]
+        return entry
+
+    def ordered(self) -> list[Entry]:
+        return list(self.entries) if self.heap is None else [e for _, _, e in sorted(self.heap, key=lambda h: h[:2])]
+
+
+class Channel(WaitingRoom):
+    """A queue with keys and weights. `order` "fifo", or "priority": the heaviest first, equals as they came.
+
+    Order is kept per producer and key. `capacity` is weight per key (None: no bound). Example:
+    `Channel("rollout->learner", capacity=64, producer="rollout", consumer="learner")`.
+    """
+
+    def __init__(
+        self,
+        name: str = "channel",
+        *,
+        capacity: int | None = None,
+        order: Literal["fifo", "priority"] = "fifo",
+        producer: str = "a producer",
+        consumer: str = "a consumer",
+        limit: float | None = None,
+    ) -> None:
+        if capacity is not None and capacity < 1:
+            raise ValueError(f"channel {name!r}: capacity must be at least 1 or None, got {capacity}")
+        if order not in ("fifo", "priority"):
+            raise ValueError(f"channel {name!r}: order must be 'fifo' or 'priority', got {order!r}")
+        super().__init__(name, producer=producer, consumer=consumer, limit=limit)
+        self.capacity, self.order = capacity, order
+        self._lanes: dict[str, _Lane] = {}
+        self._arrivals = 0
+
+    def size(self, key: str = "") -> int:
+        """Number of items of this key that nobody has taken."""
+        with self._mutex:
+            return len(self._lanes.get(key, ()))
+
+    def weight(self, key: str = "") -> int:
+        """Weight of the items of this key that nobody has taken."""
+        with self._mutex:
+            return self._lanes[key].total if key in self._lanes else 0
+
+    def state(self) -> dict[str, Any]:
+        """Items that nobody has taken, in order, as copies. Puts that still wait outside belong to their producers."""
+        with self._mutex:
+            lanes = {
+                key: [{"weight": weight, "item": tree.copy(item)} for _, weight, item in lane.ordered()]
+                for key, lane in self._lanes.items()
+            }
+            return {"lanes": lanes, "closed": self._closed}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Hold exactly the items of `state`."""
+        with self._mutex:
+            self._lanes.clear()
+            for key, entries in state["lanes"].items():
+                # A priority lane is saved heaviest first: arrival numbers in that order keep equals as they were.
+                for entry in entries:
+                    self._add(key, int(entry["weight"]), tree.copy(entry["item"]))
+            self._closed = bool(state["closed"])
+            for key in {*self._lanes, *self._getters}:
+                self._serve(key)
+
+    def _add(self, key: str, weight: int, item: Any) -> None:
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes[key] = _Lane(self.order == "priority")
+        self._arrivals += 1
+        lane.add((self._arrivals, weight, item))
+
+    def _admit(self, ticket: Ticket) -> bool:
+        lane = self._lanes.get(ticket.key)
+        if (
+            lane is not None
+            and self.capacity is not None
+            and lane.total >= max(self.capacity, self._wanted(ticket.key))
+        ):
+            return False
+        self._add(ticket.key, ticket.weight, ticket.item)
+        return True
+
+    def _take(self, key: str, weight: int, /) -> list[Entry] | None:
+        lane = self._lanes.get(key)
+        total = 0 if lane is None else lane.total
+        if total < weight and not self._closed:
+            return None
+        given: list[Entry] = []
+        reached = 0
+        while lane is not None and len(lane) and reached < weight:
+            entry = lane.pop()
+            given.append(entry)
+            reached += entry[1]
+        if lane is not None and not len(lane):
+            del self._lanes[key]
+        return given
+
+    def _put_back(self, key: str, given: list[Entry], /) -> None:
+        if key not in self._lanes:
+            self._lanes[key] = _Lane(self.order == "priority")
+        self._lanes[key].restore(given)
+
+    def _inside(self, key: str, /) -> str:
+        lane = self._lanes.get(key)
+        here = f"weight {lane.total} in {len(lane)} item(s)" if lane is not None else "nothing"
+        others = sorted(repr(k) for k in self._lanes if k != key)
+        return here + (f" (other keys hold items: {', '.join(others[:5])})" if others else "")

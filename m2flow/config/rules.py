@@ -1,0 +1,158 @@
+"""What must hold between sections. All of it is checked before anything starts, and all faults are told at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from m2flow import registry
+from m2flow.config.errors import ConfigError, Path, Problem
+from m2flow.config.recipe import PLANS, Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A check and the keys it reads; it is skipped where one of these is itself wrong."""
+
+    needs: tuple[str, ...]  # dotted
+    check: Callable[[Any], Iterator[Problem]]
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Raise `ConfigError` with every cross-field fault of a recipe."""
+    problems = broken(recipe, ())
+    if problems:
+        raise ConfigError(problems)
+
+
+def broken(values: Any, known: Sequence[Problem]) -> list[Problem]:
+    """Faults between the keys of `values` (with a recipe's attributes), but for rules that read a wrong key."""
+    wrong = {problem.path for problem in known}
+    return [problem for rule in RULES if not _spoilt(rule, wrong) for problem in rule.check(values)]
+
+
+def _spoilt(rule: Rule, wrong: set[Path]) -> bool:
+    """Whether a wrong key is one that the rule reads, holds one, or lies inside one."""
+    for need in (tuple(need.split(".")) for need in rule.needs):
+        if any(path[: len(need)] == need[: len(path)] for path in wrong):
+            return True
+    return False
+
+
+def divisors_near(total: int, wanted: int) -> tuple[int, ...]:
+    """The divisors of `total` on both sides of `wanted`. Example: `divisors_near(1000, 256)` is `(250, 500)`."""
+    small = [d for d in range(1, int(total**0.5) + 1) if total % d == 0]
+    every = sorted({*small, *(total // d for d in small)})
+    below = [d for d in every if d <= wanted][-1:]
+    above = [d for d in every if d > wanted][:1]
+    return (*below, *above)
+
+
+def _minibatch(r: Any) -> Iterator[Problem]:
+    """The optimiser batches of a step have one size: no rows are dropped and none are trained on twice."""
+    rows, mini = r.rollout.lanes * r.rollout.length, r.learner.minibatch
+    if mini is None or r.flow == "offpolicy" or rows % mini == 0:
+        return
+    if mini > rows:
+        fix = f"use at most {rows}, or null for all rows at once"
+    else:
+        fix = "nearest that fit: " + ", ".join(map(str, divisors_near(rows, mini)))
+    origin = f"a step collects {rows} rows (rollout.lanes {r.rollout.lanes} x rollout.length {r.rollout.length})"
+    yield Problem(("learner", "minibatch"), f"{origin}, which {mini} does not divide; {fix}")
+
+
+def _microbatch(r: Any) -> Iterator[Problem]:
+    """A micro-batch is part of an optimiser batch. It need not divide it: a smaller last part changes nothing."""
+    micro = r.learner.microbatch
+    if micro is None:
+        return
+    batch, name = _optimiser_batch(r)
+    if batch is not None and micro > batch:
+        yield Problem(("learner", "microbatch"), f"{micro} is larger than {name} {batch}; use at most {batch}")
+    if r.objective.couples_batch and (batch is None or micro < batch):
+        kind = type(r.objective).__name__
+        message = (
+            f"{kind} couples the rows of a batch (batch norm), so it cannot be cut into {micro} of {batch}; use null"
+        )
+        yield Problem(("learner", "microbatch"), message)
+
+
+def _optimiser_batch(r: Any) -> tuple[int | None, str]:
+    """Rows per optimiser step and where that number is written."""
+    if r.flow == "offpolicy":
+        return (None, "") if r.replay is None else (r.replay.batch, "replay.batch")
+    if r.learner.minibatch is not None:
+        return r.learner.minibatch, "learner.minibatch"
+    return r.rollout.lanes * r.rollout.length, "the rows of a step, rollout.lanes x rollout.length ="
+
+
+def _flow(r: Any) -> Iterator[Problem]:
+    """The flow is known; a replay buffer is given exactly where something samples from it."""
+    try:
+        registry.address("flow", r.flow)
+    except ValueError as error:
+        yield Problem(("flow",), str(error))
+        return
+    if r.flow == "offpolicy" and r.replay is None:
+        yield Problem(("replay",), "flow offpolicy trains from a replay buffer; add a replay section (replay: {})")
+    if r.flow == "onpolicy" and r.replay is not None:
+        yield Problem(("replay",), "flow onpolicy never reads a replay buffer; remove it, or use flow: offpolicy")
+
+
+def _plan(r: Any) -> Iterator[Problem]:
+    """A plan by name is one we know (a path has been read before); every replica has a lane to step."""
+    if isinstance(r.plan, str):
+        if r.plan not in PLANS:
+            hint = registry.suggest(r.plan, PLANS)
+            yield Problem(
+                ("plan",), f"{r.plan!r} is no plan{hint} (known: {', '.join(PLANS)}; or the path of a YAML file)"
+            )
+        return
+    for stage, replicas in _replicas(r.plan).items():
+        if stage.startswith("rollout") and replicas > r.rollout.lanes:
+            yield Problem(
+                ("rollout", "lanes"),
+                f"{r.rollout.lanes} lanes cannot be split over the {replicas} replicas that the plan gives stage "
+                f"{stage!r}; use at least {replicas} lanes, or at most {r.rollout.lanes} replicas",
+            )
+
+
+def _replicas(plan: Mapping[str, Any]) -> dict[str, int]:
+    """Stage -> replicas, as a plan mapping states them (its full check needs flow and machine: `m2flow check`)."""
+    places = plan.get("places", {})
+    if not isinstance(places, Mapping):
+        return {}
+    found = {name: place.get("replicas", 1) for name, place in places.items() if isinstance(place, Mapping)}
+    return {name: count for name, count in found.items() if isinstance(count, int)}
+
+
+def _early_stop(r: Any) -> Iterator[Problem]:
+    """Early stopping judges evaluations, so there must be some on the way."""
+    if r.early_stop is None:
+        return
+    if r.evaluation is None:
+        message = "judges the evaluations of a run, and evaluation is null; add an evaluation section"
+        yield Problem(("early_stop",), message)
+    elif r.evaluation.every < 1:
+        message = "evaluates only before and after training, so early_stop could not stop it; use 1 or more"
+        yield Problem(("evaluation", "every"), f"{r.evaluation.every} {message}")
+
+
+def _recorders(r: Any) -> Iterator[Problem]:
+    """Every recorder has a class."""
+    for name in r.observe.recorders:
+        try:
+            registry.address("recorder", name)
+        except ValueError as error:
+            yield Problem(("observe", "recorders"), str(error))
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(("flow", "replay"), _flow),
+    Rule(("plan", "rollout.lanes"), _plan),
+    Rule(("rollout.lanes", "rollout.length", "learner.minibatch", "flow"), _minibatch),
+    Rule(("rollout.lanes", "rollout.length", "learner", "flow", "replay", "objective"), _microbatch),
+    Rule(("early_stop", "evaluation"), _early_stop),
+    Rule(("observe.recorders",), _recorders),
+)

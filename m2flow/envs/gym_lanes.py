@@ -1,0 +1,203 @@
+"""B Gymnasium envs stepped one after another into given arrays: what runs in this process and inside each worker."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from m2flow.envs import spaces
+from m2flow.envs.lanes import LaneSeeds
+from m2flow.envs.render import prepare_mujoco
+from m2flow.types import Array, Observation, Spec
+
+if TYPE_CHECKING:
+    from m2flow.envs.gymnasium import GymnasiumConfig
+
+SUCCESS_NAMES = ("success", "is_success", "succeed")
+
+
+def _gymnasium() -> Any:
+    if importlib.util.find_spec("gymnasium") is None:
+        raise ImportError("package gymnasium is missing: pip install 'm2flow[gymnasium]'")
+    import gymnasium
+
+    return gymnasium
+
+
+def registered(config: GymnasiumConfig) -> Any:
+    """The registered EnvSpec behind an id. Raises ValueError with gymnasium's hint where there is none."""
+    gymnasium = _gymnasium()
+    module, _, name = config.id.rpartition(":")
+    try:
+        if module:
+            importlib.import_module(module)  # which registers its environments
+        return gymnasium.spec(name)
+    except (gymnasium.error.Error, ModuleNotFoundError) as error:
+        raise ValueError(
+            f"id: {config.id!r} is no Gymnasium environment ({error}); an environment of another package needs "
+            "the form 'package.module:Id', so that the package is imported first"
+        ) from error
+
+
+def make(config: GymnasiumConfig, render: bool) -> Any:
+    """One environment without checkers. The time limit is left to the caller unless the env has wrappers of its own."""
+    gymnasium = _gymnasium()
+    spec = copy.copy(registered(config))
+    spec.order_enforce = False
+    spec.disable_env_checker = True
+    kwargs = dict(config.kwargs)
+    if render:
+        kwargs.setdefault("render_mode", "rgb_array")
+    if "mujoco" in str(spec.entry_point):
+        prepare_mujoco(render)
+    env = gymnasium.make(spec, max_episode_steps=-1, **kwargs)
+    _refuse_autoreset(env, gymnasium, config)
+    if render and hasattr(env.unwrapped, "model"):
+        quality = env.unwrapped.model.vis.quality  # in software these two cost ten times the rest of a frame
+        quality.shadowsize = quality.offsamples = 0
+    return env
+
+
+def _refuse_autoreset(env: Any, gymnasium: Any, config: GymnasiumConfig) -> None:
+    while isinstance(env, gymnasium.Wrapper):
+        if isinstance(env, gymnasium.wrappers.Autoreset):
+            raise ValueError(  # noqa: TRY004 a user's error, in the form of all of them
+                f"id: {config.id!r} is wrapped in gymnasium's Autoreset, so every episode would be reset twice and "
+                "every second initial state skipped; register it without that wrapper"
+            )
+        env = env.env
+
+
+class GymLanes:
+    """B Gymnasium envs stepped one after another into given arrays. Used in process and inside workers."""
+
+    def __init__(self, config: GymnasiumConfig, seeds: LaneSeeds, render: bool) -> None:
+        self.config, self.seeds = config, seeds
+        self.envs = [make(config, render) for _ in seeds.lanes]
+        self.leaves = spaces.leaves(self.envs[0].observation_space)
+        self.plain = self.leaves[0].name if len(self.leaves) == 1 and self.leaves[0].path == () else None
+        self.spec = spaces.spec_of(self.envs[0].observation_space, self.envs[0].action_space)
+        self.encode = spaces.action_encoder(self.envs[0].action_space)
+        self.limit = config.time_limit() or 0
+        self.success = self._find_success()
+        self.steps = [env.step for env in self.envs]
+        self.elapsed = [0] * len(self.envs)
+        self.episodes = [0] * len(self.envs)
+        self.finished = [False] * len(self.envs)
+
+    def _find_success(self) -> str | None:
+        """The entry of info that says success. "auto" plays one step; the env is reset with its true seed later."""
+        if self.config.success != "auto":
+            return self.config.success
+        env = self.envs[0]
+        env.reset(seed=0)
+        env.action_space.seed(0)
+        info = env.step(env.action_space.sample())[4]
+        return next((name for name in SUCCESS_NAMES if name in info), None)
+
+    @property
+    def info_names(self) -> tuple[str, ...]:
+        """Columns of `Step.info`."""
+        return (*(("success",) if self.success else ()), *self.config.info)
+
+    def write(self, obs: Observation, row: int, raw: Any) -> None:
+        """Put one lane's raw observation into row `row`."""
+        for leaf in self.leaves:
+            obs[leaf.name][row] = leaf.get(raw)
+
+    def start(self, row: int, episode: int, obs: Observation) -> None:
+        """Reset one lane to its episode `episode`."""
+        self.episodes[row], self.elapsed[row], self.finished[row] = episode, 0, False
+        raw, _ = self.envs[row].reset(seed=self.seeds.episode(row, episode))
+        self.write(obs, row, raw)
+
+    def step(self, action: Array, out: Answer) -> list[tuple[int, Any]]:
+        """Step every lane into `out`, whose flags are all False and whose info is all 0.
+
+        Returns (row, raw final observation) of the lanes that ended; they have been reset, or stand still where each
+        lane plays one episode.
+        """
+        ended: list[tuple[int, Any]] = []
+        obs, reward, encode, single = out.obs, out.reward, self.encode, self.seeds.single
+        names, elapsed, limit = self.info_names, self.elapsed, self.limit
+        target = obs[self.plain] if self.plain is not None and not self.leaves[0].start else None
+        for row, step in enumerate(self.steps):
+            if single and self.finished[row]:
+                out.valid[row] = False
+                continue
+            raw, r, terminated, truncated, info = step(action[row] if encode is None else encode(action[row]))
+            reward[row] = r
+            elapsed[row] += 1
+            if names:
+                self._write_info(out, row, info)
+            if terminated or truncated or elapsed[row] == limit:
+                out.terminated[row] = terminated
+                out.truncated[row] = truncated or elapsed[row] == limit
+                ended.append((row, raw))
+                if not single:
+                    self.start(row, self.episodes[row] + 1, obs)
+                    continue
+                self.finished[row] = True
+            if target is not None:
+                target[row] = raw  # one array per observation: the common case, without a call
+            else:
+                self.write(obs, row, raw)
+        return ended
+
+    def _write_info(self, out: Answer, row: int, info: Mapping[str, Any]) -> None:
+        if self.success is not None:
+            out.info["success"][row] = info.get(self.success, 0) > 0
+        for name in self.config.info:
+            if name not in info:
+                raise ValueError(f"info: {self.config.id} says nothing called {name!r}; it says {sorted(info)}")
+            out.info[name][row] = info[name]
+
+    def replay(self, row: int, episode: int, actions: Array, obs: Observation) -> None:
+        """Bring one lane to where it was after `actions` [n, *action shape] of its episode."""
+        self.start(row, episode, obs)
+        for action in actions:
+            raw, *_ = self.steps[row](action if self.encode is None else self.encode(action))
+            self.write(obs, row, raw)
+        self.elapsed[row] = len(actions)
+
+    def render(self, row: int) -> Array:
+        """uint8 [H, W, 3] of one lane."""
+        frame = self.envs[row].render()
+        if frame is None:
+            raise ValueError("this env was built without frames; build it with render=True")
+        return np.asarray(frame, np.uint8)
+
+    def close(self) -> None:
+        """Close every env."""
+        for env in self.envs:
+            env.close()
+
+
+@dataclass(slots=True)
+class Answer:
+    """Arrays that one step is written into, [B, ...]."""
+
+    obs: Observation
+    reward: Array
+    terminated: Array
+    truncated: Array
+    valid: Array
+    info: dict[str, Array]
+
+    @staticmethod
+    def new(spec: Spec, info: Sequence[str], lanes: int) -> Answer:
+        """Fresh arrays: flags False, valid True, info 0."""
+        return Answer(
+            spaces.empty(spec.observation, lanes),
+            np.zeros(lanes, np.float32),
+            np.zeros(lanes, bool),
+            np.zeros(lanes, bool),
+            np.ones(lanes, bool),
+            {name: np.zeros(lanes, bool if name == "success" else np.float64) for name in info},
+        )

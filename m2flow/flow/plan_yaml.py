@@ -1,0 +1,85 @@
+"""Plan to plain values and back, the form of a plan file:
+
+plan: split
+lag: 0
+places:
+  rollout: {devices: cpu:0-2, replicas: 3, process: true}
+  policy: cpu:0-2            # short for {devices: cpu:0-2}
+  arm: {label: franka}
+chunks: {rollout -> learner: 64}
+shifts: [[rollout], [learner]]
+sub_batches: {rollout -> policy: 2}
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from m2flow.flow.cluster import compress, expand
+from m2flow.flow.text import boolean, integer, items, mapping, names, read, text
+
+if TYPE_CHECKING:
+    from m2flow.flow.plan import Place, Plan
+
+
+def write(plan: Plan) -> dict[str, Any]:
+    """Plain values, defaults left out."""
+    out: dict[str, Any] = {"plan": plan.name, "lag": plan.lag}
+    out["places"] = {name: _place_entry(place) for name, place in plan.places.items()}
+    if plan.chunks:
+        out["chunks"] = {_spaced(key): value for key, value in plan.chunks.items()}
+    if plan.shifts:
+        out["shifts"] = [list(group) for group in plan.shifts]
+    if plan.sub_batches:
+        out["sub_batches"] = {_spaced(key): value for key, value in plan.sub_batches.items()}
+    return out
+
+
+def _spaced(key: str) -> str:
+    return " -> ".join(key.split("->"))
+
+
+def _place_entry(place: Place) -> dict[str, Any]:
+    out: dict[str, Any] = {"devices": compress(place.devices).split(",")} if place.devices else {}
+    if len(out.get("devices", ())) == 1:
+        out["devices"] = out["devices"][0]
+    for part in fields(place):
+        value = getattr(place, part.name)
+        if part.name != "devices" and value != part.default:
+            out[part.name] = value
+    return out
+
+
+def parse(data: Any, problems: list[str]) -> dict[str, Any]:
+    """The arguments of a Plan, with those of each Place; every problem of the text is added to `problems`."""
+    readers = {
+        "plan": text,
+        "lag": integer,
+        "places": mapping,
+        "chunks": mapping,
+        "shifts": lambda value: tuple(names(group) for group in items(value)),
+        "sub_batches": mapping,
+    }
+    top = read(data, readers, "plan file", problems)
+    if "places" not in top and not problems:
+        problems.append("plan file: 'places' is missing")
+    top["places"] = {name: _place(name, body, problems) for name, body in top.get("places", {}).items()}
+    for key in {"chunks", "sub_batches"} & set(top):
+        top[key] = read(top[key], dict.fromkeys(top[key], integer), key, problems)
+    if "plan" in top:
+        top["name"] = top.pop("plan")
+    return top
+
+
+def _place(name: str, body: Any, problems: list[str]) -> dict[str, Any]:
+    readers = {
+        "devices": lambda value: expand(names(value)),
+        "replicas": integer,
+        "ranks": integer,
+        "process": boolean,
+        "label": text,
+        "offload": boolean,
+    }
+    short = isinstance(body, (str, list))
+    return read({"devices": body} if short else body, readers, f"places.{name}", problems)

@@ -1,0 +1,104 @@
+"""From an observation dict to rows of numbers: fields flattened in the order of the spec, optionally normalised."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from m2flow.models.layers import HostViews
+from m2flow.models.normalizer import Normalizer
+from m2flow.types import Array, Field, Observation, Spec
+
+
+def tensor(x: Array, like: Tensor | None = None) -> Tensor:
+    """A tensor that shares memory with `x` where it can, with the dtype and device of `like` where it is given."""
+    if isinstance(x, np.ndarray):
+        x = torch.from_numpy(x if x.flags.writeable and x.flags.c_contiguous else np.array(x, order="C"))
+    out: Tensor = x if like is None else x.to(like)
+    return out
+
+
+def host(x: Array) -> NDArray[Any]:
+    """A numpy array that shares memory with `x` where it can."""
+    return x if isinstance(x, np.ndarray) else np.asarray(x.detach().cpu())
+
+
+def policy_spec(spec: Spec, dtype: torch.dtype = torch.float32) -> Spec:
+    """What a policy of this dtype reads from an environment: numbers as `dtype`, categories as they are."""
+    name = str(dtype).removeprefix("torch.")
+    fields = {key: _read_as(field, name) for key, field in spec.observation.items()}
+    return Spec(observation=fields, action=spec.action)
+
+
+def _read_as(field: Field, dtype: str) -> Field:
+    if field.categories is not None:
+        return field
+    return Field(field.shape, dtype, field.low, field.high, field.unit)
+
+
+class Encoder(nn.Module):
+    """Flattens and normalises. A field with `categories` becomes one-hot.
+
+    Example: fields `{"state": (3,), "goal": (2,)}` and 8 lanes give `[8, 5]`, the state first.
+    """
+
+    normalizer: Normalizer | None
+
+    def __init__(self, fields: Mapping[str, Field], *, normalize: bool, clip: float) -> None:
+        super().__init__()
+        if not fields:
+            raise ValueError("observation: the spec has no field to read")
+        self.fields = tuple((name, field.size, field.categories) for name, field in fields.items())
+        self.size = sum(size * (categories or 1) for _, size, categories in self.fields)
+        self.normalizer = Normalizer(self.size, clip) if normalize else None
+        self._views = HostViews(self._buffers_used)
+
+    def _buffers_used(self) -> tuple[Tensor, ...]:
+        return () if self.normalizer is None else (self.normalizer.shift, self.normalizer.scale)
+
+    def forward(self, obs: Observation, like: Tensor) -> Tensor:
+        """[S, size] with the dtype and device of `like`; no gradient flows through observations' statistics."""
+        flat = self._flat(obs, like)
+        return flat if self.normalizer is None else self.normalizer(flat)
+
+    def _flat(self, obs: Observation, like: Tensor) -> Tensor:
+        parts = []
+        for name, size, categories in self.fields:
+            x = tensor(obs[name]).to(like.device)
+            if categories is not None:
+                x = nn.functional.one_hot(x.long(), categories)
+            parts.append(x.reshape(-1, size * (categories or 1)).to(like.dtype))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    def rows(self, obs: Observation, dtype: Any) -> NDArray[Any]:
+        """The same in numpy. May share memory with `obs` where nothing had to change; never write to it."""
+        parts = []
+        for name, size, categories in self.fields:
+            x = host(obs[name])
+            if categories is not None:
+                x = np.eye(categories, dtype=dtype)[x]
+            parts.append(x.reshape(-1, size * (categories or 1)).astype(dtype, copy=False))
+        flat: NDArray[Any] = parts[0] if len(parts) == 1 else np.concatenate(parts, 1)
+        if self.normalizer is None:
+            return flat
+        shift, scale = self._views()
+        flat = flat - shift
+        flat *= scale
+        clip = self.normalizer.clip
+        np.maximum(flat, -clip, out=flat)
+        np.minimum(flat, clip, out=flat)
+        return flat
+
+    def update(self, obs: Observation) -> None:
+        """Take in observations [S, ...] for the statistics; nothing to do without normalisation.
+
+        Raises:
+            ValueError: NaN or infinity; the statistics are then unchanged.
+        """
+        if self.normalizer is not None:
+            self.normalizer.update(self._flat(obs, self.normalizer.mean))

@@ -1,0 +1,111 @@
+"""Dense networks, once for torch (gradients) and once for numpy (acting on a few lanes, where torch's cost per call is
+several times that of the arithmetic). Both compute the same function of the same weights, up to rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+Host = NDArray[Any]
+
+
+def _np_relu(x: Host) -> Host:
+    return np.maximum(x, 0.0, out=x)
+
+
+def _np_tanh(x: Host) -> Host:
+    return np.tanh(x, out=x)
+
+
+def _np_elu(x: Host) -> Host:
+    return np.where(x > 0.0, x, np.expm1(np.minimum(x, 0.0)))
+
+
+def _np_silu(x: Host) -> Host:
+    return x * (0.5 * (1.0 + np.tanh(0.5 * x)))  # x * sigmoid(x), in a form that cannot overflow
+
+
+# name -> (torch, numpy; may work in place)
+ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Host], Host]]] = {
+    "tanh": (torch.tanh, _np_tanh),
+    "relu": (torch.relu, _np_relu),
+    "elu": (functional.elu, _np_elu),
+    "silu": (functional.silu, _np_silu),
+}
+
+
+def check_network(hidden: Sequence[int], activation: str) -> None:
+    """Raise ValueError for widths or an activation that cannot be built."""
+    if any(width < 1 for width in hidden):
+        raise ValueError(f"hidden: every width must be at least 1, got {tuple(hidden)}")
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation: {activation!r} is unknown; choose one of {', '.join(ACTIVATIONS)}")
+
+
+class Dense(nn.Module):
+    """`x @ weight.T + bias`. The weight is orthogonal times `gain` (Saxe et al. 2013), the bias zero."""
+
+    def __init__(self, inputs: int, outputs: int, gain: float, generator: torch.Generator) -> None:
+        super().__init__()
+        weight = torch.empty(outputs, inputs)
+        nn.init.orthogonal_(weight, gain, generator=generator)
+        self.weight = nn.Parameter(weight)
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., inputs] to [..., outputs]."""
+        return functional.linear(x, self.weight, self.bias)
+
+
+class Trunk(nn.Module):
+    """Dense layers of the given widths, each followed by the activation; the identity without widths."""
+
+    def __init__(
+        self, inputs: int, hidden: Sequence[int], activation: str, gain: float, generator: torch.Generator
+    ) -> None:
+        super().__init__()
+        self.activation = activation
+        sizes = (inputs, *hidden)
+        self.outputs = sizes[-1]
+        dense = [Dense(before, after, gain, generator) for before, after in pairwise(sizes)]
+        self.layers = nn.ModuleList(dense)
+        # The parameters themselves, because attribute access through nn.Module costs as much as a small product.
+        self.pairs = tuple((layer.weight, layer.bias) for layer in dense)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., inputs] to [..., outputs]."""
+        activate = ACTIVATIONS[self.activation][0]
+        for weight, bias in self.pairs:
+            x = activate(functional.linear(x, weight, bias))
+        return x
+
+
+class HostViews:
+    """Numpy views of CPU tensors, made anew when a tensor has moved to other memory. Shares memory, copies nothing."""
+
+    def __init__(self, tensors: Callable[[], Sequence[Tensor]]) -> None:
+        self._tensors = tensors
+        self._at: list[int] = []
+        self._views: tuple[Host, ...] = ()
+
+    def __call__(self) -> tuple[Host, ...]:
+        """The views, in the order of the tensors."""
+        tensors = self._tensors()
+        at = [tensor.data_ptr() for tensor in tensors]
+        if at != self._at:
+            self._views = tuple(tensor.detach().numpy() for tensor in tensors)
+            self._at = at
+        return self._views
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_tensors": self._tensors}  # addresses mean nothing in a copy or in another process
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["_tensors"])  # type: ignore[misc]

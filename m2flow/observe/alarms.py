@@ -1,0 +1,344 @@
+"""Alarms: numbers that say a run goes wrong, each with what to look at. Silent wrong training is the worst failure.
+
+Every rule reads reduced metrics of a step, so a rule without its metric stays silent. `AlarmConfig` holds the bounds
+and what to do; "stop" asks the driver to end the run with the diagnosis.
+
+| kind          | fires when                                                        | default                    |
+|---------------|-------------------------------------------------------------------|----------------------------|
+| logprob_gap   | train/logprob_gap above its bound, or NaN                         | first step stop, then warn |
+| non_finite    | a loss or gradient norm is NaN or infinite                        | stop                       |
+| nothing       | train/samples is 0, or train/advantage_std is NaN: all was masked | warn                       |
+| no_signal     | advantage or reward spread 0, or all groups dead, for k steps     | stop                       |
+| zero_gradient | gradient norm or parameter change exactly 0 for k steps           | stop                       |
+| entropy       | entropy below its floor, or the action's standard deviation is    | warn                       |
+| kl            | train/approx_kl above its bound                                   | warn                       |
+| stuck         | success exactly 0 for k steps (rollout) or k evaluations          | warn                       |
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from m2flow.observe.jsonl import Appender, keep_until
+
+Action: TypeAlias = Literal["off", "warn", "stop"]
+ACTIONS: tuple[Action, ...] = ("off", "warn", "stop")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlarmConfig:
+    """Bounds of the alarms, and what each does: "off", "warn", or "stop"."""
+
+    logprob_gap_max: float = 1e-2  # nats; float32 on one machine stays below 1e-4, bfloat16 engines need more
+    logprob_gap_first: Action = "stop"  # when the first step of a run or of a resumed run is above it
+    logprob_gap_later: Action = "warn"  # when a later one is
+    non_finite: Action = "stop"  # a loss or gradient norm is NaN or infinite
+    nothing: Action = "warn"  # a step had no valid sample
+    no_signal: Action = "stop"  # all advantages are equal, or all groups are
+    no_signal_steps: int = 10  # for so many steps
+    spread_floor: float = 1e-6  # below it a spread is zero: eight equal rewards in float32 have a deviation of 8e-9
+    zero_gradient: Action = "stop"  # gradient norm or change of the weights is exactly 0
+    zero_gradient_steps: int = 10  # for so many steps
+    entropy: Action = "warn"  # the policy has all but stopped exploring
+    entropy_floor: float | None = None  # nats per unit; null: 1 % of uniform for discrete actions, none otherwise
+    action_std_floor: float = 1e-3  # of a Gaussian policy
+    kl: Action = "warn"  # one step moves the policy very far
+    kl_max: float = 1.0  # nats of train/approx_kl
+    stuck: Action = "warn"  # no episode ever succeeds
+    stuck_steps: int = 200  # training steps without a success
+    stuck_evaluations: int = 10  # evaluations without a success
+
+    def __post_init__(self) -> None:
+        for name in ("logprob_gap_first", "logprob_gap_later", "non_finite", "nothing", "no_signal", "zero_gradient",
+                     "entropy", "kl", "stuck"):  # fmt: skip
+            if getattr(self, name) not in ACTIONS:
+                raise ValueError(f"{name}: {getattr(self, name)!r}; allowed: {', '.join(ACTIONS)}")
+        for name in ("no_signal_steps", "zero_gradient_steps", "stuck_steps", "stuck_evaluations"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: {getattr(self, name)}; allowed: 1 or more")
+        for name in ("logprob_gap_max", "kl_max"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}: {getattr(self, name)}; allowed: above 0")
+        for name in ("spread_floor", "action_std_floor"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name}: {getattr(self, name)}; allowed: 0 or more")
+
+    def build(
+        self, path: Path | None = None, lag: int = 0, categories: int | None = None, resume_step: int | None = None
+    ) -> Alarms:
+        """Alarms of one run, appended to `path` (alarms.jsonl) as they fire.
+
+        `lag`: of the plan; with stale data a log-prob gap is the policy's movement, so only the first step is checked.
+        `categories`: number of choices of a discrete action, for the entropy floor. `resume_step` drops later alarms.
+        """
+        config = self
+        if lag > 0:
+            config = replace(config, logprob_gap_later="off")
+        if config.entropy_floor is None and categories is not None and categories > 1:
+            config = replace(config, entropy_floor=0.01 * math.log(categories))
+        if path is not None and resume_step is not None:
+            keep_until(path, resume_step)
+        return Alarms(config, path)
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """One alarm: `metric` was `value` at `step`; `text` says what that means and what to look at."""
+
+    step: int
+    kind: str
+    action: Action
+    metric: str
+    value: float
+    text: str
+    time: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rule:
+    """`bad(value)` for `after` readings in a row of a metric that matches a pattern. `first`: action at its first
+    reading."""
+
+    kind: str
+    patterns: tuple[str, ...]
+    bad: Callable[[float], bool]
+    action: Action
+    text: str
+    after: int = 1
+    first: Action | None = None
+
+
+class Alarms:
+    """Checks the reduced metrics of every step. A lasting condition fires after k readings, then at 2k, 4k, 8k, ..."""
+
+    def __init__(self, config: AlarmConfig | None = None, path: Path | None = None) -> None:
+        self.config = config or AlarmConfig()
+        self._rules = _rules(self.config)
+        self._counts: dict[str, int] = {}
+        self._read: set[str] = set()  # not part of the state: the first step after a resume is a first step
+        self._file = Appender(path) if path is not None else None
+
+    def check(self, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
+        """Alarms that fire at this step, in the order of the table above. Those with action "stop" should end the
+        run."""
+        nothing = metrics.get("train/samples") == 0 or math.isnan(metrics.get("train/advantage_std", 0.0))
+        fired = []
+        for rule in self._rules:
+            for name in _matching(rule.patterns, metrics):
+                value = float(metrics[name])
+                if nothing and rule.kind in ("non_finite", "no_signal", "zero_gradient") and "grad_norm" not in name:
+                    continue  # a mean over nothing is NaN, and says so once, as "nothing"
+                alarm = self._apply(rule, name, step, value)
+                if alarm is not None:
+                    fired.append(alarm)
+        if self._file is not None:
+            self._file.write(*fired)
+        return fired
+
+    def _apply(self, rule: _Rule, name: str, step: int, value: float) -> Alarm | None:
+        key = f"{rule.kind} {name}"
+        action = rule.first if rule.first is not None and key not in self._read else rule.action
+        self._read.add(key)
+        if not rule.bad(value):
+            self._counts.pop(key, None)
+            return None
+        count = self._counts[key] = self._counts.get(key, 0) + 1
+        if action == "off" or count % rule.after or not _power_of_two(count // rule.after):
+            return None
+        text = rule.text.format(name=name, value=f"{value:.4g}", count=count)
+        return Alarm(step, rule.kind, action, name, value, text)
+
+    def state(self) -> dict[str, int]:
+        """How long each condition has lasted; part of the checkpoint."""
+        return dict(self._counts)
+
+    def restore(self, state: Mapping[str, int]) -> None:
+        """Continue counting."""
+        self._counts = {key: int(count) for key, count in state.items()}
+
+    def close(self) -> None:
+        """Close alarms.jsonl."""
+        if self._file is not None:
+            self._file.close()
+
+
+def as_metrics(alarms: list[Alarm]) -> dict[str, float]:
+    """`alarm/<kind>`: how many fired, for the recorders."""
+    out: dict[str, float] = {}
+    for alarm in alarms:
+        out[f"alarm/{alarm.kind}"] = out.get(f"alarm/{alarm.kind}", 0.0) + 1.0
+    return out
+
+
+def _matching(patterns: tuple[str, ...], metrics: Mapping[str, float]) -> Iterator[str]:
+    for name in metrics:
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
+            yield name
+
+
+def _power_of_two(n: int) -> bool:
+    return n > 0 and n & (n - 1) == 0
+
+
+def _rules(config: AlarmConfig) -> list[_Rule]:
+    rules = [*_broken(config), *_silent(config), *_drifting(config)]
+    return [rule for rule in rules if rule.action != "off" or rule.first not in (None, "off")]
+
+
+def _broken(config: AlarmConfig) -> list[_Rule]:
+    """Conditions under which nothing that follows can be trusted."""
+    return [
+        _Rule(
+            kind="logprob_gap",
+            patterns=("train/logprob_gap", "train/logprob_gap/*"),
+            bad=lambda value: not value <= config.logprob_gap_max,
+            first=config.logprob_gap_first,
+            action=config.logprob_gap_later,
+            text=f"{{name}} is {{value}} nats, the bound is {config.logprob_gap_max:g}: what the policy recorded"
+            " when it acted"
+            " is not what the learner computes for the same weights, so every probability ratio is wrong. Look"
+            " at: did the"
+            " weights reach the acting policy (version and checksum in its log); is anything random or batch dependent"
+            " inside `score` (dropout, batch norm, normaliser statistics that moved in between); are action transforms"
+            " (clip, squash, scale) applied before the log-prob on one side only; is the sampling temperature the same."
+            " If the gap is known to come from low precision, raise alarms.logprob_gap_max.",
+        ),
+        _Rule(
+            kind="non_finite",
+            patterns=("train/loss", "train/*loss", "train/*loss/*", "train/grad_norm*"),
+            bad=lambda value: not math.isfinite(value),
+            action=config.non_finite,
+            text="{name} is {value}. Weights are lost from here on; resume from the last checkpoint. Look at:"
+            " the learning"
+            " rate and gradient clipping (trainer.max_grad_norm); rewards and observations for NaN or huge values; the"
+            " log standard deviation of the policy; the first metric that turned non-finite in metrics.jsonl.",
+        ),
+        *(
+            _Rule(
+                kind="nothing",
+                patterns=(name,),
+                bad=bad,
+                action=config.nothing,
+                text="{name} is {value}: every sample of this step was masked or filtered, so it changed nothing"
+                " ({count} steps in a row). Look at: the length limits of episodes and answers (all cut?), the group"
+                " filter, the mask of the data.",
+            )
+            for name, bad in (("train/samples", _is_zero), ("train/advantage_std", math.isnan))
+        ),
+    ]
+
+
+def _is_zero(value: float) -> bool:
+    return value == 0
+
+
+def _silent(config: AlarmConfig) -> list[_Rule]:
+    """Conditions under which a run goes on for ever and learns nothing."""
+    return [
+        _Rule(
+            kind="no_signal",
+            patterns=("train/advantage_std",),
+            bad=lambda value: abs(value) <= config.spread_floor,
+            action=config.no_signal,
+            after=config.no_signal_steps,
+            text="{name} is {value} for {count} steps: all advantages are equal, so there is nothing to learn"
+            " from. Look at:"
+            " is the reward the same everywhere (rollout/return, rollout/success); are episodes cut before any reward"
+            " (horizon, rollout length); is the group size 1; is the task already solved.",
+        ),
+        _Rule(
+            kind="no_signal",
+            patterns=("rollout/dead_groups",),
+            bad=lambda value: value >= 1,
+            action=config.no_signal,
+            after=config.no_signal_steps,
+            text="{name} is {value} for {count} steps: within every group all rewards are equal. Look at: tasks"
+            " that are too"
+            " hard (all 0) or solved (all 1); a reward that fails silently (reward/error, reward/timeout); the"
+            " length limit.",
+        ),
+        _Rule(
+            kind="no_signal",
+            patterns=("rollout/return_std",),
+            bad=lambda value: abs(value) <= config.spread_floor,
+            action="off" if config.no_signal == "off" else "warn",
+            after=config.no_signal_steps,
+            text="{name} is {value} for {count} steps: every episode has the same return. Fine if it is the best"
+            " possible one;"
+            " otherwise look at the reward, the horizon, and how much the policy explores (train/entropy).",
+        ),
+        _Rule(
+            kind="zero_gradient",
+            patterns=("train/grad_norm*", "train/param_delta*"),
+            bad=_is_zero,
+            action=config.zero_gradient,
+            after=config.zero_gradient_steps,
+            text="{name} is exactly 0 for {count} steps: the weights do not move. Look at: the learning rate and its"
+            " schedule; are the parameters in the optimiser's group (frozen, requires_grad=False, another model"
+            " object);"
+            " is the loss masked out (train/samples) or fully clipped (train/clip_fraction); is the advantage zero.",
+        ),
+    ]
+
+
+def _drifting(config: AlarmConfig) -> list[_Rule]:
+    """Conditions that are often, not always, the beginning of a failure."""
+    rules = [
+        _Rule(
+            kind="entropy",
+            patterns=("train/action_std",),
+            bad=lambda value: value < config.action_std_floor,
+            action=config.entropy,
+            text=f"{{name}} is {{value}}, below {config.action_std_floor:g}: the policy has all but stopped"
+            " exploring. Look at:"
+            " the entropy coefficient, the lower bound of the log standard deviation, the learning rate,"
+            " train/approx_kl.",
+        ),
+        _Rule(
+            kind="kl",
+            patterns=("train/approx_kl",),
+            bad=lambda value: value > config.kl_max,
+            action=config.kl,
+            text=f"{{name}} is {{value}} nats, above {config.kl_max:g}: one step moves the policy far from the"
+            " one that acted."
+            " Look at: learning rate, number of epochs, target-KL stop, advantage whitening, stale data"
+            " (train/staleness).",
+        ),
+    ]
+    if config.entropy_floor is not None:
+        floor = config.entropy_floor
+        rules.append(
+            _Rule(
+                kind="entropy",
+                patterns=("train/entropy",),
+                bad=lambda value: value < floor,
+                action=config.entropy,
+                text=f"{{name}} is {{value}} nats, below {floor:.3g}: the policy has all but stopped exploring."
+                " Look at: the"
+                " entropy coefficient, clip-higher, the learning rate, whether one action is always rewarded.",
+            )
+        )
+    for patterns, after in (
+        (("rollout/success",), config.stuck_steps),
+        (("eval/success_once",), config.stuck_evaluations),
+    ):
+        rules.append(
+            _Rule(
+                kind="stuck",
+                patterns=patterns,
+                bad=_is_zero,
+                action=config.stuck,
+                after=after,
+                text="{name} has been 0 for {count} readings: not one episode succeeded. Look at: the horizon"
+                " (can the task be"
+                " done in so many steps); the reward's scale and shape; exploration (train/entropy); the success"
+                " definition of the environment; a video of an evaluation episode.",
+            )
+        )
+    return rules

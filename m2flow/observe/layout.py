@@ -1,0 +1,200 @@
+"""The run folder: which file is where and what is in it. The driver writes it; `report`, `show` and `ls` read it.
+
+    <run>/
+      recipe.yaml                    as the user gave it
+      config.json                    resolved: every value, defaults included
+      env.json                       versions, git, machine, command, seeds        (runinfo.collect)
+      status.json                    state, step, steps, error, times              (runinfo.write_status)
+      metrics.jsonl                  one row per log call: {"step", "time", "<metric>": number, ...}
+      trace.jsonl                    one span per line                             (trace.Tracer)
+      trace.json                     the same for Perfetto / chrome://tracing      (trace.export_chrome)
+      alarms.jsonl                   one alarm per line                            (alarms.Alarms)
+      evaluations/step_000000.json   protocol, numbers, episodes                   (Evaluation)
+      videos/*.mp4                   sample episodes, or videos/none.txt: one line that says why there are none
+      checkpoints/                   owned by the checkpoint store
+      logs/<stage>-<replica>.log     what a stage printed
+      recorders.json                 ids by which external trackers continue this run
+      report.html                    report.write_report
+
+Every file may be missing: a run that crashed early is still a run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from m2flow.observe.jsonl import decode, dumps
+
+STATES = ("running", "finished", "failed", "stopped")
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Paths inside one run folder. Nothing is created until `create` is called."""
+
+    path: Path
+
+    @property
+    def recipe(self) -> Path:
+        """The recipe as given."""
+        return self.path / "recipe.yaml"
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration."""
+        return self.path / "config.json"
+
+    @property
+    def env(self) -> Path:
+        """Versions, git, machine, command, seeds."""
+        return self.path / "env.json"
+
+    @property
+    def status(self) -> Path:
+        """State of the run."""
+        return self.path / "status.json"
+
+    @property
+    def metrics(self) -> Path:
+        """Metric rows."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def trace(self) -> Path:
+        """Spans, one per line."""
+        return self.path / "trace.jsonl"
+
+    @property
+    def chrome_trace(self) -> Path:
+        """Spans in Chrome's trace format."""
+        return self.path / "trace.json"
+
+    @property
+    def alarms(self) -> Path:
+        """Alarms, one per line."""
+        return self.path / "alarms.jsonl"
+
+    @property
+    def evaluations(self) -> Path:
+        """Folder of evaluations."""
+        return self.path / "evaluations"
+
+    @property
+    def videos(self) -> Path:
+        """Folder of videos."""
+        return self.path / "videos"
+
+    @property
+    def no_videos(self) -> Path:
+        """One line that says why there are no videos, where there are none."""
+        return self.videos / "none.txt"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoint store."""
+        return self.path / "checkpoints"
+
+    @property
+    def logs(self) -> Path:
+        """Folder of stage logs."""
+        return self.path / "logs"
+
+    @property
+    def recorders(self) -> Path:
+        """Ids of this run in external trackers."""
+        return self.path / "recorders.json"
+
+    @property
+    def report(self) -> Path:
+        """The HTML report."""
+        return self.path / "report.html"
+
+    def evaluation(self, step: int) -> Path:
+        """File of the evaluation done with the weights of `step`."""
+        return self.evaluations / f"step_{step:06d}.json"
+
+    def log(self, stage: str, replica: int) -> Path:
+        """What one replica of a stage printed."""
+        return self.logs / f"{stage}-{replica}.log"
+
+    def evaluation_files(self) -> list[tuple[int, Path]]:
+        """(step, file) of every evaluation, ascending."""
+        if not self.evaluations.is_dir():
+            return []
+        found = ((re.fullmatch(r"step_(\d+)\.json", p.name), p) for p in self.evaluations.iterdir())
+        return sorted((int(match[1]), path) for match, path in found if match)
+
+    def create(self) -> RunFolder:
+        """Make the folder and its sub-folders."""
+        for folder in (self.path, self.evaluations, self.videos, self.checkpoints, self.logs):
+            folder.mkdir(parents=True, exist_ok=True)
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One evaluation, stored with the protocol that produced it.
+
+    `metrics` are names of the metric registry ("eval/success_once"). `intervals` hold (low, high) per metric; where
+    they are missing the report computes them from the episodes. An episode is the dict of an `EpisodeResult` (seed,
+    lane, length, ret, success_once, success_at_end, info) and may hold `steps`: name -> one number per environment
+    step, for instance {"reward": [...], "hand_x": [...]}, which the report draws, and `video`: a file name in
+    `videos/`.
+    """
+
+    step: int
+    metrics: Mapping[str, float]
+    protocol: Mapping[str, Any] = field(default_factory=dict)
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    episodes: Sequence[Mapping[str, Any]] = ()
+
+    def write(self, folder: RunFolder) -> Path:
+        """Write atomically to `evaluations/step_<step>.json`."""
+        row = {
+            "step": self.step,
+            "protocol": self.protocol,
+            "metrics": self.metrics,
+            "intervals": {name: list(pair) for name, pair in self.intervals.items()},
+            "episodes": list(self.episodes),
+        }
+        return write_json(folder.evaluation(self.step), row)
+
+    @staticmethod
+    def read(path: Path) -> Evaluation:
+        """The evaluation in a file. Raises ValueError if the file is no evaluation."""
+        row = read_json(path)
+        if not isinstance(row, dict) or "step" not in row:
+            raise ValueError(f"{path}: not an evaluation (expected an object with 'step' and 'metrics')")
+        intervals = {name: (decode(low), decode(high)) for name, (low, high) in row.get("intervals", {}).items()}
+        metrics = {name: decode(value) for name, value in row.get("metrics", {}).items()}
+        return Evaluation(int(row["step"]), metrics, row.get("protocol", {}), intervals, row.get("episodes", []))
+
+
+def write_json(path: Path, value: Any) -> Path:
+    """Write JSON so that a reader sees the old file or the new one, never half of one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with scratch.open("w", encoding="utf-8") as file:
+        file.write(dumps(value, indent=1) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    scratch.replace(path)
+    return path
+
+
+def read_json(path: Path) -> Any:
+    """The JSON value in a file, or None if there is no such file. A broken file is a ValueError that names it."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{path}: not valid JSON ({error})") from error

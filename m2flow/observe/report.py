@@ -1,0 +1,74 @@
+"""The report: one self-contained HTML file about one run or several, readable offline and without JavaScript.
+
+The script in the page only adds values under the pointer and zooming of the timeline. Style and script are inlined from
+`page/`, nothing is fetched. It works on runs that are still going or have crashed; what is missing is said.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from html import escape
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from m2flow.observe import report_curves, report_sections, report_timeline
+from m2flow.observe.rundata import RunData, load_run
+
+
+def write_report(run_dirs: Sequence[Path | str], out: Path | str) -> Path:
+    """Write the report of these runs (several seeds of one recipe are overlaid) to `out`, whole or not at all.
+
+    Raises ValueError for no run and FileNotFoundError for a folder that does not exist.
+    """
+    if not run_dirs:
+        raise ValueError("run_dirs: no run given; pass at least one run folder")
+    target = Path(out)
+    text = page([load_run(run) for run in run_dirs])
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    scratch.write_text(text, encoding="utf-8")
+    scratch.replace(target)
+    return target
+
+
+def page(runs: Sequence[RunData]) -> str:
+    """The HTML text."""
+    collected = report_curves.Page()
+    several = len(runs) > 1
+    problems = [f"{run.label}: {problem}" if several else problem for run in runs for problem in run.problems]
+    timeline, timelines = report_timeline.section(runs, collected)
+    curves = report_curves.section(runs, collected)
+    body = "".join(
+        (
+            report_sections.header(runs, problems),
+            report_sections.results(runs),
+            curves,
+            timeline,
+            report_sections.episodes(runs),
+            report_sections.videos(runs),
+            report_sections.alarms(runs),
+            report_sections.setup(runs),
+        )
+    )
+    title = escape(", ".join(dict.fromkeys(str(run.config.get("name") or run.name) for run in runs)))
+    data = island({"charts": collected.charts, "timelines": timelines})
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>{title}: m2flow report</title><style>{_asset('report.css')}</style></head><body><main>{body}</main>"
+        f'<script type="application/json" id="data">{data}</script>'
+        f"<script>{_asset('report.js')}</script></body></html>\n"
+    )
+
+
+def island(value: Any) -> str:
+    """JSON that cannot end the script element it stands in, whatever strings it holds."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e").replace("\u2028", "\\u2028")
+
+
+def _asset(name: str) -> str:
+    return resources.files("m2flow.observe").joinpath("page", name).read_text(encoding="utf-8")

@@ -1,0 +1,120 @@
+"""A reward computed by a Python function of one sample."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from m2flow.types import Array
+
+_LOG = logging.getLogger("m2flow.rewards")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FunctionRewardConfig:
+    """A function "package.module:name" that takes one sample and returns its reward, or its components by name.
+
+    With `components` the reward is their weighted sum: {"correct": 1.0, "short": 0.1}. Without, the function returns a
+    number, or a mapping that has "reward".
+    """
+
+    function: str = field(metadata={"example": "my_package.rewards:score"})
+    components: Mapping[str, float] = field(default_factory=dict)  # name -> weight in the reward
+    errors: Literal["count", "raise"] = "count"  # an exception of the function: counted in "error", or passed on
+    error_reward: float = 0.0  # reward of a sample whose function raised
+
+    def __post_init__(self) -> None:
+        module, _, name = self.function.partition(":")
+        if not module or not name:
+            raise ValueError(f"function: must be 'package.module:name', got {self.function!r}")
+        if self.errors not in ("count", "raise"):
+            raise ValueError(f"errors: must be 'count' or 'raise', got {self.errors!r}")
+        if not math.isfinite(self.error_reward):
+            raise ValueError(f"error_reward: must be a finite number, got {self.error_reward}")
+        wrong = [name for name, weight in self.components.items() if not math.isfinite(weight)]
+        if wrong or "error" in self.components or "reward" in self.components:
+            raise ValueError(
+                f"components: names other than 'reward' and 'error' with finite weights, got {self.components}"
+            )
+
+    def build(self) -> FunctionReward:
+        """Import the function. Raises ValueError where it does not exist."""
+        module, _, name = self.function.partition(":")
+        try:
+            function = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            raise ValueError(f"function: {self.function!r} cannot be imported ({error})") from error
+        if not callable(function):
+            text = f"function: {self.function!r} is a {type(function).__name__}, not a function"
+            raise ValueError(text)  # noqa: TRY004 a user's error, in the form of all of them
+        return FunctionReward(self, function)
+
+
+class FunctionReward:
+    """Scores samples one by one with a function. Made by `FunctionRewardConfig.build`."""
+
+    def __init__(self, config: FunctionRewardConfig, function: Callable[[Any], Any]) -> None:
+        self.config, self.function = config, function
+
+    def score(self, items: Sequence[Any]) -> Mapping[str, Array]:
+        """float32 [len(items)] by name: "reward", "error" (1 where the function raised), and every component (NaN where
+        it raised, so that no average takes it for a score).
+
+        Raises:
+            ValueError: the function returned None, NaN, infinity, or names other than it should; names the sample.
+        """
+        rows = [self._one(index, item) for index, item in enumerate(items)]
+        names = [*self.config.components] or sorted({name for row in rows for name in row} - {"reward", "error"})
+        columns = {name: [row.get(name, math.nan) for row in rows] for name in ("reward", "error", *names)}
+        return {name: np.array(values, np.float32) for name, values in columns.items()}
+
+    def _one(self, index: int, item: Any) -> dict[str, float]:
+        try:
+            answer = self.function(item)
+        except Exception as error:
+            if self.config.errors == "raise":
+                raise ValueError(f"reward {self.config.function}: sample {index} raised {error!r}") from error
+            _LOG.warning("reward %s: sample %d raised %r; counted as an error", self.config.function, index, error)
+            return {"reward": self.config.error_reward, "error": 1.0}
+        return self._combine(index, answer) | {"error": 0.0}
+
+    def _combine(self, index: int, answer: Any) -> dict[str, float]:
+        where = f"reward {self.config.function}: sample {index}"
+        weights = self.config.components
+        if not isinstance(answer, Mapping):
+            if weights:
+                raise ValueError(f"{where} gave {answer!r}, expected components {sorted(weights)} by name")
+            return {"reward": number(answer, where)}
+        parts = {name: number(value, f"{where}, component {name!r}") for name, value in answer.items()}
+        if not weights:
+            if "reward" not in parts:
+                raise ValueError(
+                    f"{where} gave {sorted(parts)} without 'reward'; name the components in reward.components"
+                )
+            return parts
+        if set(parts) != set(weights):
+            raise ValueError(f"{where} gave components {sorted(parts)}, reward.components names {sorted(weights)}")
+        return parts | {"reward": sum(weights[name] * parts[name] for name in weights)}
+
+
+def number(value: Any, where: str) -> float:
+    """A bool, int, float, numpy number or 0-d tensor as float; 0 is a value.
+
+    Raises:
+        ValueError: anything else, NaN and infinity included; `where` names the sample.
+    """
+    if value is None or isinstance(value, str | bytes) or getattr(value, "shape", ()) != ():
+        raise ValueError(f"{where}: expected one number, got {value!r}")
+    try:
+        result = float(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}: expected one number, got {value!r}") from error
+    if not math.isfinite(result):
+        raise ValueError(f"{where}: the reward is {result}")
+    return result

@@ -1,0 +1,50 @@
+"""Joining trajectories of one step: columns side by side in lane order, whatever order they arrived in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from m2flow.types import Array, Trajectory, Units
+
+
+def merge(parts: Sequence[Trajectory]) -> Trajectory:
+    """One Trajectory with the columns of all `parts`, ordered by lane. All must have the same length T and dense units.
+
+    The result does not depend on how lanes were split over parts, except for the order of observation rows.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    parts = sorted(parts, key=lambda part: int(part.lane[0]))
+    lengths = {part.shape[0] for part in parts}
+    if len(lengths) > 1:
+        raise ValueError(f"merge: trajectories of different lengths {sorted(lengths)} in one step")
+    first = parts[0]
+    order = np.argsort(np.concatenate([part.lane for part in parts]), kind="stable")
+    offsets = np.cumsum([0, *(len(next(iter(part.obs.values()))) for part in parts[:-1])])
+    steps = [part.shape for part in parts]
+
+    def side_by_side(arrays: Sequence[Array]) -> Array:
+        return np.concatenate(arrays, axis=1)[:, order]
+
+    def per_step(name: str) -> Array:
+        return side_by_side([getattr(part, name) for part in parts])
+
+    def rows(arrays: Sequence[Array]) -> Array:
+        grid = side_by_side([a.reshape(*shape, *a.shape[1:]) for a, shape in zip(arrays, steps, strict=True)])
+        return grid.reshape(-1, *grid.shape[2:])
+
+    return Trajectory(
+        obs={k: np.concatenate([part.obs[k] for part in parts]) for k in first.obs},
+        obs_at=side_by_side([part.obs_at + off for part, off in zip(parts, offsets, strict=True)]),
+        next_at=side_by_side([part.next_at + off for part, off in zip(parts, offsets, strict=True)]),
+        lane=np.concatenate([part.lane for part in parts])[order],
+        units=Units(
+            first.units.axes,
+            rows([part.units.logprob for part in parts]),
+            {k: rows([part.units.record[k] for part in parts]) for k in first.units.record},
+        ),
+        step=first.step,
+        **{n: per_step(n) for n in ("reward", "valid", "terminated", "truncated", "version", "episode", "group")},
+    )

@@ -1,0 +1,234 @@
+"""Learner: turns trajectories (or sampled batches) into optimiser steps and publishes weights.
+
+It knows neither the algorithm (that is the Objective) nor the network (that is the Trainer's). Trajectories of a step are
+kept until the step closes, put in lane order, and trained on as one batch; ready batches from a replay channel are
+trained on as they come. A new version is published when the step closes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from m2flow import seeds
+from m2flow.protocols import Objective, Trainer
+from m2flow.roles.columns import merge
+from m2flow.types import Array, Batch, Metric, Observation, Report, Trajectory, Tree, Weights
+
+PARITY_ROWS = 256
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LearnerConfig:
+    """How a step's rows are cut into optimiser batches."""
+
+    epochs: int = 10  # passes over the rows of a step
+    minibatch: int | None = None  # rows per optimiser step; null: all rows at once
+    microbatch: int | None = None  # rows per forward-backward; null: the whole optimiser batch
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1:
+            raise ValueError(f"epochs: must be at least 1, got {self.epochs}")
+        for name in ("minibatch", "microbatch"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}: must be at least 1 or null, got {value}")
+        if self.minibatch is not None and self.microbatch is not None and self.microbatch > self.minibatch:
+            raise ValueError(f"microbatch: {self.microbatch} is larger than minibatch {self.minibatch}; lower microbatch")
+
+
+class Learner:
+    """Stage: items are Trajectory or Batch; yields `Weights` and a final `Report` when the step closes."""
+
+    def __init__(
+        self,
+        *,
+        trainer: Trainer,
+        objective: Objective,
+        config: LearnerConfig,
+        seed: int,
+        noise: tuple[str, tuple[int, ...]],
+    ) -> None:
+        self.trainer, self.objective, self.config, self.noise = trainer, objective, config, noise
+        self.seed = seeds.derive(seed, "learn")
+        self.pending: list[Trajectory] = []
+        self.seen: list[Observation] = []  # for the policy's running statistics
+        self.updates = 0
+        self.tally = _Tally()
+        self.clock = 0.0
+
+    def start(self) -> Iterator[Weights]:
+        """Publish the weights that the first rollouts act with."""
+        yield self._weights()
+
+    def work(self, items: Sequence[Trajectory | Batch]) -> Iterator[Report]:
+        """Keep trajectories until the step closes; train on ready batches at once."""
+        started = time.perf_counter()
+        for item in items:
+            if isinstance(item, Trajectory):
+                self.pending.append(item)
+            else:
+                batch = item.map(torch.as_tensor)
+                self._parity(batch)
+                self._update(batch)
+                self.seen.append(item.obs)
+        self.clock += time.perf_counter() - started
+        yield from ()
+
+    def close_step(self, step: int) -> Iterator[Weights | Report]:
+        """Train on what was kept, take in statistics, publish."""
+        started = time.perf_counter()
+        if self.pending:
+            self._train(merge(self.pending), step)
+            self.pending = []
+        for obs in self.seen:
+            self.trainer.model.policy.observe(obs)
+        self.seen = []
+        self.trainer.version = step + 1
+        metrics = self.tally.close()
+        metrics["time/learn_s"] = Metric(self.clock + time.perf_counter() - started, "sum")
+        self.clock = 0.0
+        yield self._weights()
+        yield Report(step, metrics, done=True)
+
+    def _weights(self) -> Weights:
+        return self.trainer.weights("policy.")
+
+    def _train(self, trajectory: Trajectory, step: int) -> None:
+        """Epochs over the rows of one step, shuffled by a key of (seed, step, epoch)."""
+        batch, metrics = self.objective.targets(self.trainer.model, trajectory)
+        self.tally.add(metrics)
+        self.seen.append(trajectory.obs)
+        self._parity(batch)
+        rows = self.config.minibatch or batch.size
+        for epoch in range(self.config.epochs):
+            if rows < batch.size:
+                order = np.random.Generator(np.random.Philox(seeds.derive(self.seed, step, epoch))).permutation(batch.size)
+                shuffled = batch.take(torch.from_numpy(order))
+            else:
+                shuffled = batch
+            for start in range(0, batch.size, rows):
+                if self._update(shuffled.rows(start, min(start + rows, batch.size))):
+                    self.tally.add({"train/epochs": Metric(float(epoch + 1), "last")})
+                    return
+        self.tally.add({"train/epochs": Metric(float(self.config.epochs), "last")})
+
+    def _update(self, batch: Batch) -> bool:
+        """One optimiser batch through every phase that is due; True when the objective asks to stop."""
+        objective, trainer = self.objective, self.trainer
+        batch = objective.prepare(batch)
+        counts = objective.counts(batch)
+        micro = self.config.microbatch or batch.size
+        noise = self._noise(batch.size) if "propose" in objective.requires else None
+        for phase in objective.phases:
+            if self.updates % phase.every:
+                continue
+            if micro >= batch.size:
+                self.tally.sums([trainer.forward_backward(batch, phase, counts, noise)], counts)
+            else:
+                cuts = [(start, min(start + micro, batch.size)) for start in range(0, batch.size, micro)]
+                self.tally.sums(
+                    [
+                        trainer.forward_backward(
+                            batch.rows(*cut), phase, counts, None if noise is None else noise[slice(*cut)]
+                        )
+                        for cut in cuts
+                    ],
+                    counts,
+                )
+            self.tally.values(trainer.step(phase))
+        self.updates += 1
+        return objective.after_update(self.tally.latest)
+
+    def _noise(self, rows: int) -> Array:
+        """[rows, 2, *noise shape], keyed by (seed, update, row)."""
+        kind, shape = self.noise
+        drawn = seeds.draw(kind, self.seed, np.arange(rows), np.array([self.updates]), (2, *shape))[0]
+        return torch.from_numpy(drawn).to(next(self.trainer.model.parameters()).dtype)
+
+    @torch.no_grad()
+    def _parity(self, batch: Batch) -> None:
+        """Largest gap between recorded and recomputed log-prob on the first rows, under the current weights.
+
+        At lag 0 this is round-off; with stale data it is the policy's movement.
+        """
+        if "behaviour_logprob" not in batch.columns:
+            return
+        part = batch.rows(0, min(PARITY_ROWS, batch.size))
+        again = self.trainer.model.policy.score(part.obs, part.record).logprob
+        gap = (again - part.columns["behaviour_logprob"]).abs().reshape(part.size, -1)
+        valid = part.columns["valid"].reshape(part.size, -1).any(1)
+        if valid.any():
+            self.tally.add({"train/logprob_gap": Metric(float(gap[valid].max()), "max")})
+
+    def state(self) -> Tree:
+        """Trainer state and the update counter that keys randomness."""
+        return {"trainer": self.trainer.state(), "updates": self.updates}
+
+    def restore(self, state: Tree) -> None:
+        """Continue exactly."""
+        self.trainer.restore(state["trainer"])
+        self.updates = int(state["updates"])
+
+
+class _Tally:
+    """Metric sums of a step with their counts. Numbers that live on a device stay there until the step closes."""
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, list[Metric]] = {}
+        self.parts: dict[str, list[tuple[Any, Any]]] = {}  # name -> (sum, count) of each optimiser batch
+        self.latest = _Latest(self.parts)
+
+    def add(self, metrics: Mapping[str, Metric]) -> None:
+        """Finished metrics; the last of a name stays."""
+        for name, metric in metrics.items():
+            self.metrics.setdefault(name, []).append(metric)
+
+    def sums(self, cuts: Sequence[Mapping[str, tuple[Array, str]]], counts: Mapping[str, Array | float]) -> None:
+        """Sums of the micro-batches of one optimiser batch, each with the denominator that it is counted per."""
+        for name, (total, per) in cuts[0].items():
+            whole = total if len(cuts) == 1 else sum(cut[name][0] for cut in cuts)
+            self.parts.setdefault(name, []).append((whole, counts[per]))
+
+    def values(self, values: Mapping[str, Array]) -> None:
+        """Numbers of one optimiser step."""
+        for name, value in values.items():
+            self.parts.setdefault(name, []).append((value, 1.0))
+
+    def close(self) -> dict[str, Metric]:
+        """Means over the optimiser batches of the step; a batch in which nothing counted is left out."""
+        out = {name: metrics[-1] for name, metrics in self.metrics.items()}
+        for name, parts in self.parts.items():
+            ratios = [float(total) / float(count) for total, count in parts if float(count) > 0]
+            if ratios:
+                key = f"train/{name}"
+                out[key] = Metric(ratios[-1], "last") if name.startswith("lr") else _mean(ratios)
+        self.metrics, self.parts = {}, {}
+        self.latest = _Latest(self.parts)
+        return out
+
+
+def _mean(values: Sequence[float]) -> Metric:
+    return Metric(sum(values) / len(values), "mean", float(len(values)))
+
+
+class _Latest(Mapping[str, float]):
+    """The last value of each metric, turned into a number only when it is asked for."""
+
+    def __init__(self, parts: dict[str, list[tuple[Any, Any]]]) -> None:
+        self.parts = parts
+
+    def __getitem__(self, name: str) -> float:
+        total, count = self.parts[name][-1]
+        return float(total) / float(count) if float(count) > 0 else 0.0
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.parts)
+
+    def __len__(self) -> int:
+        return len(self.parts)

@@ -1,0 +1,36 @@
+"""The policy behind a service handle: batched `act`, versioned `load`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from m2flow.protocols import Policy
+from m2flow.types import Action, Array, Observation, Weights
+
+
+class PolicyService:
+    """Acts with the weights it was last given. Callers hand in the noise, so answers do not depend on batching."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.version = 0
+
+    def act(self, obs: Observation, noise: Array | None) -> Action:
+        """Decide for the lanes in `obs`; see `Policy.act`."""
+        decided = self.policy.act(obs, noise)
+        return Action(decided.action, decided.logprob, decided.record, self.version)
+
+    def load(self, weights: Weights) -> None:
+        """Take weights named "policy.<parameter>". Every name must be there and fit; caches hold nothing to drop."""
+        module: Any = self.policy
+        arrays = strip_prefix(weights.arrays, "policy.")
+        module.load_state_dict({name: torch.as_tensor(array) for name, array in arrays.items()}, strict=True)
+        self.version = weights.version
+
+
+def strip_prefix(arrays: Mapping[str, Array], prefix: str) -> dict[str, Array]:
+    """The entries whose name starts with `prefix`, without it."""
+    return {name[len(prefix) :]: array for name, array in arrays.items() if name.startswith(prefix)}

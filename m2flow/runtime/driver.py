@@ -1,0 +1,340 @@
+"""The driver: starts workers, admits steps, collects reports, evaluates, checkpoints, stops. First failure wins.
+
+    admit step s      when at most `lag` finished steps behind and every service has loaded version >= s - lag
+    step s is done    when every sink stage has reported it done; then metrics are logged
+    boundary          before an evaluation or checkpoint nothing is admitted until the last admitted step is done
+
+Waits: only for events from workers; each has a limit, and on expiry every worker is asked what it does.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from m2flow.comm.channel import Closed
+from m2flow.flow.graph import Flow
+from m2flow.flow.plan import Plan
+from m2flow.flow.plan import check as check_plan
+from m2flow.flow.cluster import Cluster
+from m2flow.protocols import Store, Transport
+from m2flow.runtime.failures import RunFailed, Stalled
+from m2flow.runtime.lease import LeaseManager
+from m2flow.runtime.local import LocalRuntime
+from m2flow.runtime.wiring import wire
+from m2flow.runtime.worker import Part, Program
+from m2flow.types import Metric, Report, Tick, Tree
+
+Spans = Sequence[tuple[str, int, str, int, float, float, str]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DriverConfig:
+    """When to do what between steps, and how long anything may take."""
+
+    steps: int
+    evaluate_every: int = 0  # steps between evaluations; 0: none in between
+    evaluate_ends: bool = True  # also before the first and after the last step, where there is an evaluator
+    save_every: int = 0  # steps between checkpoints; 0 or less: only the final one
+    stall_limit: float = 600.0  # seconds without a word from any worker
+    stop_limit: float = 15.0  # seconds a worker may take to stop
+
+
+@dataclass(slots=True)
+class Hooks:
+    """Who is told. `on_step` and `on_evaluation` may return a reason to stop."""
+
+    on_step: Callable[[int, dict[str, list[Metric]]], str | None] = lambda step, metrics: None
+    on_spans: Callable[[Spans], None] = lambda spans: None
+    on_evaluation: Callable[[int, list[Any]], str | None] = lambda step, payloads: None
+    checkpoint_meta: Callable[[int], Mapping[str, Any]] = lambda step: {}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended: steps done, and why it stopped before the last one, if it did."""
+
+    steps: int
+    stopped_by: str | None = None
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What the driver knows of the steps in flight."""
+
+    admitted: int
+    done: int
+    sinks_left: dict[int, set[tuple[str, int]]] = field(default_factory=dict)
+    metrics: dict[int, dict[str, list[Metric]]] = field(default_factory=dict)
+    versions: dict[tuple[str, int], int] = field(default_factory=dict)
+
+
+class Driver:
+    """Runs one flow under one plan. `store` may be None: then nothing is saved."""
+
+    def __init__(
+        self,
+        flow: Flow,
+        plan: Plan,
+        parts: Mapping[str, Part],
+        *,
+        cluster: Cluster,
+        config: DriverConfig,
+        hooks: Hooks | None = None,
+        store: Store | None = None,
+        logs: Path = Path("logs"),
+    ) -> None:
+        flow.check()
+        check_plan(flow, plan, cluster)
+        plan = plan.resolve(cluster)
+        self.flow, self.plan, self.config, self.store = flow, plan, config, store
+        self.hooks = hooks or Hooks()
+        self.program = Program(flow, plan, wire(flow, plan, cluster), parts, wait_limit=config.stall_limit)
+        self.runtime = LocalRuntime(self.program, logs)
+        self.logs = logs
+        self.events: queue.Queue[tuple[str, tuple[Any, ...]]] = queue.Queue()
+        self.leases = LeaseManager(config.stall_limit)
+        self.answers: dict[int, Any] = {}
+        self.evaluations: dict[int, list[Any]] = defaultdict(list)
+        self.evaluators_left: set[tuple[str, int]] = set()
+        self.ids = itertools.count()
+        self.links: dict[str, Transport] = {}
+        self.stopping = False
+        self.pids: dict[str, int] = {}
+
+    # ---- the run
+
+    def run(self, *, resume: bool = False) -> Outcome:
+        """Train until the last step or until a hook asks to stop."""
+        start, states = 0, {}
+        if resume:
+            if self.store is None:
+                raise ValueError("resume: there is no checkpoint store")
+            start, states, _ = self.store.load()
+        self.progress = _Progress(start, start)
+        try:
+            self._start(start, states)
+            return self._train(start)
+        finally:
+            self._stop()
+
+    def _start(self, start: int, states: Tree) -> None:
+        self.links = self.runtime.start()
+        for name, link in self.links.items():
+            threading.Thread(target=self._read, args=(name, link), name=f"driver<-{name}", daemon=True).start()
+        self._until(lambda: len(self.pids) == len(self.links), "workers to get ready")
+        if states:
+            for name in self.links:
+                self._ask(name, "restore", states[name])
+        for link in self.links.values():
+            link.send(("go", start))
+
+    def _train(self, start: int) -> Outcome:
+        reason = self._evaluate(start) if self.config.evaluate_ends and start == 0 else None
+        progress, config = self.progress, self.config
+        while progress.done < config.steps and reason is None:
+            barrier = self._next_boundary(progress.done)
+            while progress.done < barrier and reason is None:
+                self._admit(barrier)
+                done = progress.done
+                self._until(lambda done=done: self.progress.done > done or self._admissible(barrier), "a step to finish")
+                for step in range(done, progress.done):
+                    reason = reason or self.hooks.on_step(step, progress.metrics.pop(step))
+            self._drain()
+            reason = reason or self._at_boundary(progress.done)
+        if reason is not None or not self._saves_at(progress.done):
+            self._save(progress.done)
+        return Outcome(progress.done, reason)
+
+    def _drain(self) -> None:
+        """Let admitted steps finish, so that nothing is in flight."""
+        self._until(lambda: self.progress.done == self.progress.admitted, "admitted steps to finish")
+        for step in sorted(self.progress.metrics):
+            if step < self.progress.done:
+                self.hooks.on_step(step, self.progress.metrics.pop(step))
+
+    def _at_boundary(self, done: int) -> str | None:
+        reason = None
+        last = done >= self.config.steps
+        every = self.config.evaluate_every
+        if (every > 0 and done % every == 0) or (last and self.config.evaluate_ends):
+            reason = self._evaluate(done)
+        if self._saves_at(done):
+            self._save(done)
+        return reason
+
+    def _saves_at(self, done: int) -> bool:
+        return done >= self.config.steps or (self.config.save_every > 0 and done % self.config.save_every == 0)
+
+    def _next_boundary(self, done: int) -> int:
+        marks = [self.config.steps]
+        for every in (self.config.evaluate_every, self.config.save_every):
+            if every > 0:
+                marks.append((done // every + 1) * every)
+        return min(marks)
+
+    def _admissible(self, barrier: int) -> bool:
+        progress, lag = self.progress, self.plan.lag
+        fresh = self._loaded(progress.admitted - lag)
+        return progress.admitted < barrier and progress.admitted - progress.done <= lag and fresh
+
+    def _admit(self, barrier: int) -> None:
+        """Tick the sources for every step that may start now."""
+        while self._admissible(barrier):
+            step = self.progress.admitted
+            self.progress.sinks_left[step] = {
+                (node.name, r) for node in self.flow.sinks("step") for r in self._replicas(node.name)
+            }
+            self.progress.metrics[step] = defaultdict(list)
+            self.progress.admitted += 1
+            self._tick(Tick(step, max(0, step - self.plan.lag)))
+
+    def _tick(self, tick: Tick) -> None:
+        for node in self.flow.sources(tick.kind):
+            for rank in self._replicas(node.name):
+                self._send(self.program.wiring.worker(node.name, rank), ("tick", node.name, tick))
+
+    def _loaded(self, version: int) -> bool:
+        """Whether every service that gets weights has loaded this version or a newer one."""
+        services = [(edge.dst, rank) for edge in self.flow.weights for rank in self._replicas(edge.dst)]
+        return all(self.progress.versions.get(service, -1) >= version for service in services)
+
+    def _replicas(self, node: str) -> range:
+        return range(self.plan.places[node].replicas)
+
+    # ---- between steps
+
+    def _evaluate(self, done: int) -> str | None:
+        """Run the evaluators with the weights after `done` steps; nothing else is in flight."""
+        evaluators = self.flow.sources("evaluate")
+        if not evaluators:
+            return None
+        self._until(lambda: self._loaded(done), "weights to arrive")
+        self.evaluators_left = {(node.name, r) for node in evaluators for r in self._replicas(node.name)}
+        self._tick(Tick(done, done, kind="evaluate"))
+        self._until(lambda: not self.evaluators_left, "the evaluation to finish")
+        return self.hooks.on_evaluation(done, self.evaluations.pop(done))
+
+    def _save(self, done: int) -> None:
+        if self.store is not None:
+            states = {name: self._ask(name, "state") for name in self.links}
+            self.store.save(done, states, self.hooks.checkpoint_meta(done))
+
+    # ---- messages
+
+    def _read(self, name: str, link: Transport) -> None:
+        while True:
+            try:
+                self.events.put((name, link.recv()))
+            except Closed:
+                self.events.put((name, ("closed",)))
+                return
+
+    def _send(self, worker: str, message: tuple[Any, ...]) -> None:
+        self.links[worker].send(message, timeout=self.config.stall_limit)
+
+    def _ask(self, worker: str, kind: str, *args: Any) -> Any:
+        number = next(self.ids)
+        self._send(worker, (kind, number, *args))
+        self._until(lambda: number in self.answers, f"{worker} to answer {kind!r}")
+        return self.answers.pop(number)
+
+    def _until(self, done: Callable[[], bool], what: str) -> None:
+        """Handle events until `done`; the limit counts from the last word of any worker."""
+        while not done():
+            try:
+                worker, message = self.events.get(timeout=self.config.stall_limit)
+            except queue.Empty:
+                raise Stalled(what, self.config.stall_limit, self._status()) from None
+            getattr(self, f"_on_{message[0]}")(worker, *message[1:])
+            overdue = self.leases.overdue()
+            if overdue is not None:
+                raise Stalled(overdue, self.leases.limit, self._status())
+
+    def _status(self) -> dict[str, Any]:
+        """Ask every worker what it does; those that do not answer within two seconds are named as silent."""
+        numbers = {}
+        for name, link in self.links.items():
+            numbers[next(self.ids)] = name
+            link.send(("status", next(reversed(numbers))))
+        deadline = time.monotonic() + 2.0
+        while any(number not in self.answers for number in numbers) and time.monotonic() < deadline:
+            try:
+                worker, message = self.events.get(timeout=0.1)
+            except queue.Empty:
+                continue
+            if message[0] == "answer":
+                self._on_answer(worker, *message[1:])
+        return {name: self.answers.pop(number, "no answer") for number, name in numbers.items()}
+
+    def _on_ready(self, worker: str, _id: str, pid: int) -> None:
+        self.pids[worker] = pid
+
+    def _on_loaded(self, _worker: str, service: str, rank: int, version: int) -> None:
+        self.progress.versions[service, rank] = version
+
+    def _on_report(self, _worker: str, stage: str, rank: int, report: Report) -> None:
+        if report.kind == "evaluate":
+            if report.payload is not None:
+                self.evaluations[report.step].extend(report.payload)
+            if report.done:
+                self.evaluators_left.discard((stage, rank))
+            return
+        for name, metric in report.metrics.items():
+            self.progress.metrics[report.step][name].append(metric)
+        if report.done:
+            left = self.progress.sinks_left[report.step]
+            left.discard((stage, rank))
+            while self.progress.done < self.progress.admitted and not self.progress.sinks_left[self.progress.done]:
+                del self.progress.sinks_left[self.progress.done]
+                self.progress.done += 1
+
+    def _on_spans(self, _worker: str, spans: Spans) -> None:
+        self.hooks.on_spans(spans)
+
+    def _on_answer(self, _worker: str, number: int, value: Any) -> None:
+        self.answers[number] = value
+
+    def _on_acquire(self, worker: str, owner: str, devices: Sequence[str]) -> None:
+        stage = owner.rpartition("/")[0]
+        self.leases.acquire(owner, tuple(devices), lambda: self._send(worker, ("granted", stage)))
+
+    def _on_release(self, _worker: str, owner: str) -> None:
+        self.leases.release(owner)
+
+    def _on_failed(self, worker: str, stage: str, rank: int, host: str, error: str, text: str) -> None:
+        raise RunFailed(stage, rank, host, error, text, self._log_of(worker))
+
+    def _on_closed(self, worker: str) -> None:
+        if not self.stopping:
+            for spec in self.program.wiring.workers:
+                if spec.id == worker:
+                    for node in spec.nodes:
+                        self.leases.drop(f"{node}/{spec.rank}")
+            reason = self.runtime.exit_reason(worker)
+            raise RunFailed(worker, None, "this host", f"the worker is gone: {reason}", "", self._log_of(worker))
+
+    def _log_of(self, worker: str) -> str:
+        path = self.logs / f"{worker.replace('/', '-')}.log"
+        return str(path) if path.exists() else "the driver's own output (the stage runs in a thread)"
+
+    # ---- the end
+
+    def _stop(self) -> None:
+        """Ask every worker to stop, wait a bounded time, kill the rest."""
+        self.stopping = True
+        for link in self.links.values():
+            try:
+                link.send(("stop",), timeout=1.0)
+            except (Closed, OSError, TimeoutError):
+                continue  # already gone
+        self.runtime.stop(self.config.stop_limit)
+        for link in self.links.values():
+            link.close()

@@ -1,0 +1,116 @@
+"""From (flow, plan) to workers and the connections between them. Pure: nothing is started here.
+
+A worker hosts one replica of a node. Nodes joined by a call edge and placed alike live in one worker, so that a call is a
+function call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from m2flow.flow.cluster import Cluster
+from m2flow.flow.graph import Call, Flow, Stream, Weights
+from m2flow.flow.plan import Plan
+
+DRIVER = "driver"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """One thread or process: which nodes it hosts, as which replica, on which devices.
+
+    Example: `WorkerSpec("rollout+policy/0", ("rollout", "policy"), rank=0, size=2, devices=("cpu:0",), process=True)`.
+    """
+
+    id: str
+    nodes: tuple[str, ...]
+    rank: int
+    size: int
+    devices: tuple[str, ...]
+    process: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """All workers, who talks to whom, and for every node where its outputs go."""
+
+    workers: tuple[WorkerSpec, ...]
+    home: Mapping[tuple[str, int], str]  # (node, replica) -> worker id
+    links: frozenset[tuple[str, str]]  # worker id pairs, sorted
+    leases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # node -> devices it takes turns on
+
+    def worker(self, node: str, rank: int) -> str:
+        """Id of the worker that hosts this replica."""
+        return self.home[node, rank]
+
+
+def wire(flow: Flow, plan: Plan, cluster: Cluster) -> Wiring:
+    """Group nodes into workers and list the links that the edges need. The plan has been checked and resolved."""
+    workers: list[WorkerSpec] = []
+    home: dict[tuple[str, int], str] = {}
+    for nodes in _together(flow, plan):
+        place = plan.places[nodes[0]]
+        devices = place.workers(cluster)
+        for rank in range(place.replicas):
+            spec = WorkerSpec(
+                f"{'+'.join(nodes)}/{rank}", nodes, rank, place.replicas, devices[rank], place.process
+            )
+            workers.append(spec)
+            home.update({(node, rank): spec.id for node in nodes})
+    links = set()
+    for edge in flow.edges:
+        for rank in range(plan.places[edge.src].replicas):
+            for target in targets(edge, rank, plan):
+                ends = sorted((home[edge.src, rank], home[edge.dst, target]))
+                if ends[0] != ends[1]:
+                    links.add((ends[0], ends[1]))
+    return Wiring(tuple(workers), home, frozenset(links), _leases(flow, plan))
+
+
+def targets(edge: Stream | Call | Weights, rank: int, plan: Plan) -> list[int]:
+    """Replicas of `edge.dst` that replica `rank` of `edge.src` talks to: all for weights, else one."""
+    size = plan.places[edge.dst].replicas
+    return list(range(size)) if isinstance(edge, Weights) else [rank % size]
+
+
+def producers(flow: Flow, plan: Plan, node: str, rank: int) -> frozenset[tuple[str, int]]:
+    """(node, replica) pairs whose streams end at this replica."""
+    return frozenset(
+        (edge.src, source)
+        for edge in flow.edges
+        if isinstance(edge, Stream) and edge.dst == node
+        for source in range(plan.places[edge.src].replicas)
+        if rank in targets(edge, source, plan)
+    )
+
+
+def _together(flow: Flow, plan: Plan) -> list[tuple[str, ...]]:
+    """Nodes by worker: a service and all its callers that are placed alike share one."""
+    group = {node.name: {node.name} for node in flow.nodes}
+    for edge in flow.edges:
+        if isinstance(edge, Call) and plan.places[edge.src] == plan.places[edge.dst]:
+            joined = group[edge.src] | group[edge.dst]
+            group.update(dict.fromkeys(joined, joined))
+    seen: list[set[str]] = []
+    for members in group.values():
+        if members not in seen:
+            seen.append(members)
+    return [tuple(node.name for node in flow.nodes if node.name in members) for members in seen]
+
+
+def _leases(flow: Flow, plan: Plan) -> dict[str, tuple[str, ...]]:
+    """Devices on which a stage must take turns: those it (or a service it calls) shares with somebody it does not call."""
+    reach = {
+        node.name: {node.name} | {e.dst for e in flow.edges if isinstance(e, Call) and e.src == node.name}
+        for node in flow.nodes
+        if node.kind == "stage"
+    }
+    devices = {name: {d for member in members for d in plan.places[member].devices} for name, members in reach.items()}
+    leases = {}
+    for name, own in devices.items():
+        others = {d for other, theirs in devices.items() if other != name for d in theirs}
+        shared = own & others
+        if shared:
+            leases[name] = tuple(sorted(shared))
+    return leases

@@ -1,0 +1,230 @@
+"""One run of one recipe: the run folder, the driver and everything that listens to it.
+
+The driver knows steps and workers; this knows what they mean to the user: metrics, alarms, evaluations, best checkpoint,
+early stop, progress, trace, report, and a status file that always says how the run stands.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from m2flow import build, registry
+from m2flow.config import EarlyStopConfig, Recipe, dump
+from m2flow.flow.cluster import Cluster
+from m2flow.flow.graph import Flow
+from m2flow.flow.plan import Plan
+from m2flow.observe import alarms as alarm_rules
+from m2flow.observe import runinfo
+from m2flow.observe.layout import Evaluation, RunFolder, write_json
+from m2flow.observe.metrics import reduce_lists
+from m2flow.observe.progress import Progress
+from m2flow.observe.rundata import show_interval, show_number
+from m2flow.observe.timeline import export_chrome
+from m2flow.observe.trace import Tracer
+from m2flow.runtime.driver import Driver, DriverConfig, Hooks, Outcome, Spans
+from m2flow.types import Metric, Spec
+
+
+@dataclass(slots=True)
+class EarlyStop:
+    """Judges evaluations by one metric. State is small and goes into the checkpoint."""
+
+    config: EarlyStopConfig
+    best: float | None = None
+    waited: int = 0
+
+    def judge(self, metrics: Mapping[str, float]) -> str | None:
+        """A reason to stop, or None."""
+        config = self.config
+        if config.metric not in metrics:
+            raise ValueError(
+                f"early_stop.metric: {config.metric!r} is not among the evaluation's numbers: {', '.join(sorted(metrics))}"
+            )
+        value = metrics[config.metric]
+        sign = 1.0 if config.mode == "max" else -1.0
+        if config.threshold is not None and sign * value >= sign * config.threshold:
+            return f"{config.metric} reached {value:.4g} (early_stop.threshold {config.threshold:.4g})"
+        if self.best is None or sign * value > sign * self.best:
+            self.best, self.waited = value, 0
+        else:
+            self.waited += 1
+        if config.patience is not None and self.waited >= config.patience:
+            return f"{config.metric} has not improved on {self.best:.4g} for {self.waited} evaluations (early_stop.patience)"
+        return None
+
+
+@dataclass
+class Session:
+    """A run in progress. `execute` runs it to its end, whatever the end is, and leaves the folder in order."""
+
+    recipe: Recipe
+    folder: RunFolder
+    cluster: Cluster
+    flow: Flow
+    plan: Plan
+    spec: Spec
+    quiet: bool = False
+    resume_from: int | None = None  # steps done in the checkpoint to continue from
+    done: int = 0
+    last: dict[str, float] = field(default_factory=dict)
+    meta: dict[str, Any] = field(default_factory=dict)
+    earlier: float = 0.0
+    env_steps: float = 0.0
+
+    def execute(self) -> Outcome:
+        """Run, record, report. Raises what made the run fail, after the status file says so."""
+        recipe = self.recipe
+        resumed = None if self.resume_from is None else self.resume_from - 1
+        self.done = self.resume_from or 0
+        recorder = recipe.observe.build(self.folder.path, dump(recipe), resumed, partial(registry.resolve, "recorder"))
+        self.recorder, self.store = recorder, recipe.checkpoint.build(self.folder.checkpoints)
+        self.tracer = Tracer(self.folder.trace if recipe.observe.trace else None, resume_step=resumed)
+        self.alarms = recipe.alarms.build(
+            self.folder.alarms, lag=self.plan.lag, categories=self.spec.action.categories, resume_step=resumed
+        )
+        self.stopper = EarlyStop(recipe.early_stop) if recipe.early_stop is not None else None
+        if self.resume_from is not None:
+            self._recall()
+        self.progress = Progress(recipe.steps, start=self.done, title=recipe.name)
+        self.began = self.stepped = time.monotonic()
+        self._status("running")
+        try:
+            if not self.quiet and recipe.observe.progress:
+                with self.progress:
+                    outcome = self._driver().run(resume=self.resume_from is not None)
+            else:
+                outcome = self._driver().run(resume=self.resume_from is not None)
+        except KeyboardInterrupt:
+            self._status("stopped", reason="interrupted")
+            raise
+        except BaseException as error:
+            self._status("failed", error=str(error))
+            raise
+        finally:
+            self._close()
+        self._status("finished" if outcome.stopped_by is None else "stopped", reason=outcome.stopped_by)
+        return outcome
+
+    def _driver(self) -> Driver:
+        recipe, evaluation = self.recipe, self.recipe.evaluation
+        return Driver(
+            self.flow,
+            self.plan,
+            build.parts(recipe, self.spec, self.folder.videos),
+            cluster=self.cluster,
+            config=DriverConfig(
+                steps=recipe.steps,
+                evaluate_every=evaluation.every if evaluation is not None else 0,
+                evaluate_ends=evaluation is not None,
+                save_every=recipe.checkpoint.every,
+            ),
+            hooks=Hooks(self._on_step, self._on_spans, self._on_evaluation, self._checkpoint_meta),
+            store=self.store,
+            logs=self.folder.logs,
+        )
+
+    # ---- what the driver tells
+
+    def _on_step(self, step: int, parts: dict[str, list[Metric]]) -> str | None:
+        """Reduce, record, check. Evaluations are logged under the step they follow."""
+        now = time.monotonic()
+        row = reduce_lists(parts)
+        row["time/step_s"] = now - self.stepped
+        row["time/total_s"] = self.earlier + now - self.began
+        steps = row.get("rollout/env_steps", 0.0)
+        self.env_steps += steps
+        row["progress/env_steps"] = self.env_steps
+        if now > self.stepped:
+            row["throughput/env_steps_per_s"] = steps / (now - self.stepped)
+        self.stepped = now
+        self.done = step + 1
+        fired = self.alarms.check(step, row)
+        row |= alarm_rules.as_metrics(fired)
+        if step % self.recipe.observe.log_every == 0 or self.done == self.recipe.steps:
+            self.recorder.log(step, row)
+        self.progress.update(self.done, row)
+        self._tell_alarms(fired)
+        self.tracer.flush()
+        return next((f"alarm {alarm.kind}: {alarm.text}" for alarm in fired if alarm.action == "stop"), None)
+
+    def _on_spans(self, spans: Spans) -> None:
+        self.tracer.extend(spans)
+
+    def _on_evaluation(self, step: int, payloads: list[Any]) -> str | None:
+        """Store the evaluation with its protocol, log its numbers, judge them."""
+        stored = build.stored(step, self.recipe.evaluation.protocol(self.recipe.env), payloads)
+        stored.write(self.folder)
+        numbers = dict(stored.metrics)
+        self.last = numbers
+        fired = self.alarms.check(step, numbers)
+        self.recorder.log(max(step - 1, 0), numbers | alarm_rules.as_metrics(fired))
+        self._tell_alarms(fired)
+        self.progress.values.update(numbers)
+        if not self.quiet:
+            self.progress.note(f"evaluation after step {step}: {evaluation_line(stored)}")
+        reason = self.stopper.judge(numbers) if self.stopper is not None and step > 0 else None
+        self.stepped = time.monotonic()  # an evaluation is not part of the next step
+        return reason
+
+    def _tell_alarms(self, fired: Sequence[alarm_rules.Alarm]) -> None:
+        for alarm in fired:
+            self.progress.note(f"alarm {alarm.kind} at step {alarm.step}: {alarm.text}")
+
+    # ---- checkpoints
+
+    def _checkpoint_meta(self, step: int) -> Mapping[str, Any]:
+        return {
+            "metrics": dict(self.last),
+            "seed": self.recipe.seed,
+            "alarms": self.alarms.state(),
+            "env_steps": self.env_steps,
+            "seconds": self.earlier + time.monotonic() - self.began,
+            "early_stop": None if self.stopper is None else {"best": self.stopper.best, "waited": self.stopper.waited},
+        }
+
+    def _recall(self) -> None:
+        """Counters of the resumed run."""
+        _, _, meta = self.store.load(self.resume_from)
+        self.alarms.restore(meta["alarms"])
+        self.env_steps, self.earlier, self.last = meta["env_steps"], meta["seconds"], dict(meta["metrics"])
+        if self.stopper is not None and meta["early_stop"] is not None:
+            self.stopper.best, self.stopper.waited = meta["early_stop"]["best"], meta["early_stop"]["waited"]
+
+    # ---- the folder
+
+    def _status(self, state: str, *, error: str | None = None, reason: str | None = None) -> None:
+        runinfo.write_status(self.folder, state, step=self.done, steps=self.recipe.steps, error=error, reason=reason)
+
+    def _close(self) -> None:
+        self.recorder.close()
+        self.alarms.close()
+        self.tracer.close()
+        if self.recipe.observe.trace and self.folder.trace.exists():
+            export_chrome(self.folder.trace, self.folder.chrome_trace)
+
+
+def evaluation_line(stored: Evaluation) -> str:
+    """The headline numbers with their intervals."""
+    shown = [name for name in ("eval/success_once", "eval/success_at_end", "eval/return") if name in stored.metrics]
+    parts = []
+    for name in shown:
+        value = show_number(stored.metrics[name], name)
+        pair = stored.intervals.get(name)
+        parts.append(f"{name} {value}" + (f" {show_interval(pair, name)}" if pair is not None else ""))
+    return ", ".join(parts) + f" over {len(stored.episodes)} episodes"
+
+
+def open_folder(recipe: Recipe, folder: RunFolder, source: str) -> None:
+    """Make the run folder and write what the run is: recipe, resolved config, versions, git, seeds."""
+    if folder.status.exists():
+        raise FileExistsError(
+            f"{folder.path} already holds a run; choose another run_dir, or continue it: m2flow resume {folder.path}"
+        )
+    folder.create()
+    folder.recipe.write_text(source, encoding="utf-8")
+    write_json(folder.config, dump(recipe))
+    runinfo.write_env(folder, {"run": recipe.seed})

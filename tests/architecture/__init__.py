@@ -1,0 +1,1 @@
+"""Layers, sizes, texts and start-up cost, kept by tests."""

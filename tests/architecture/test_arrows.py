@@ -1,0 +1,114 @@
+"""Who may import whom. The table is the architecture; a new arrow is a decision, made here and nowhere else."""
+
+from __future__ import annotations
+
+import sys
+from graphlib import CycleError, TopologicalSorter
+
+import pytest
+
+from tests.architecture.source import imports, modules
+
+BASE = {"types", "seeds", "protocols"}
+# Part of the package -> the other parts it may import.
+ALLOWED: dict[str, set[str]] = {
+    "": {"api", "_version", "config"},  # the package's own face: names handed on lazily
+    "_version": set(),
+    "types": set(),
+    "seeds": set(),
+    "protocols": {"types"},
+    "spec": BASE,
+    "registry": set(),
+    "algorithms": BASE,
+    "flow": BASE,
+    "comm": BASE,
+    "observe": BASE,
+    "models": BASE | {"spec"},
+    "envs": BASE | {"spec"},
+    "rewards": BASE | {"spec"},
+    "backends": BASE | {"comm"},
+    "runtime": BASE | {"comm", "flow", "observe"},
+    "roles": BASE | {"algorithms", "spec"},
+    "config": {"registry"},
+    "doctor": {"_version", "observe", "runtime"},
+    "scaffold": {"config", "registry"},
+    # The builder and what stands in front of it are the only ones that see both sides.
+    "build": BASE | {"spec", "config", "flow", "runtime", "roles", "comm", "backends", "observe"},
+    "session": BASE
+    | {"registry", "spec", "build", "config", "flow", "runtime", "roles", "comm", "backends", "observe"},
+    "api": BASE
+    | {"registry", "_version", "spec", "session", "build", "config", "flow", "runtime", "roles", "backends", "observe"},
+    "cli": {"_version", "api", "config", "doctor", "registry", "scaffold"},
+}
+# Third-party package -> where alone it may be imported (a part of m2flow, or one module). One foreign world, one place.
+HOMES: dict[str, tuple[str, ...]] = {
+    "torch": ("algorithms", "backends", "models", "roles", "comm", "build", "spec"),
+    "ray": ("runtime.ray",),
+    "envpool": ("envs.envpool",),
+    "gymnasium": ("envs",),
+    "mujoco": ("envs",),
+    "imageio": ("envs", "observe", "roles"),
+    "imageio_ffmpeg": ("envs", "observe", "roles"),
+    "tensorboard": ("observe",),
+    "wandb": ("observe",),
+    "swanlab": ("observe",),
+    "plotly": ("observe",),
+    "rich": ("observe",),
+    "safetensors": ("backends",),
+    "pydantic": ("config",),
+    "yaml": ("config", "flow", "scaffold"),
+    "typer": ("cli",),
+    "numpy": (
+        "seeds", "spec", "algorithms", "flow", "comm", "observe", "backends", "runtime", "roles", "models", "envs",
+        "rewards",
+    ),
+}  # fmt: skip
+
+
+def under(target: str, package: str) -> bool:
+    return target == package or target.startswith(package + ".")
+
+
+def test_every_import_follows_an_allowed_arrow() -> None:
+    wrong = []
+    for module in modules():
+        for target, line in imports(module):
+            if not under(target, "m2flow") or target == "m2flow":
+                continue
+            unit = target.split(".")[1]
+            if unit != module.unit and unit not in ALLOWED.get(module.unit, set()):
+                wrong.append(f"{module.where}:{line}: {module.unit or 'm2flow'} may not import {unit}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_part_of_the_package_has_its_row() -> None:
+    assert {module.unit for module in modules()} <= set(ALLOWED)
+
+
+def test_third_party_packages_are_imported_only_where_they_belong() -> None:
+    wrong = []
+    for module in modules():
+        inside = module.name.removeprefix("m2flow").removeprefix(".")
+        for target, line in imports(module):
+            top = target.partition(".")[0]
+            if top in ("m2flow", "__future__") or top in sys.stdlib_module_names:
+                continue
+            homes = HOMES.get(top)
+            if homes is None or not any(under(inside, home) for home in homes):
+                wrong.append(f"{module.where}:{line}: imports {top}, which belongs to {homes or 'no part of m2flow'}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("level", ["module", "part"])
+def test_imports_make_no_circle(level: str) -> None:
+    graph: dict[str, set[str]] = {}
+    for module in modules():
+        name = module.name if level == "module" else module.unit
+        for target, _ in imports(module, for_types=False):
+            other = target if level == "module" else target.partition(".")[2].partition(".")[0]
+            if under(target, "m2flow") and target != "m2flow" and other != name:
+                graph.setdefault(name, set()).add(other)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail("imports go in a circle: " + " -> ".join(error.args[1]))

@@ -1,0 +1,364 @@
+"""The command line: help, messages, exit codes, and that what it writes can be read by it again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from m2flow import cli, config, doctor, scaffold
+from m2flow._version import __version__
+
+REPO = Path(__file__).parents[2]
+RECIPE = ("env: point_reach\npolicy: mlp\nobjective: ppo\nsteps: 2\nrollout: {lanes: 2, length: 8}\n"
+          "learner: {epochs: 1}\nobserve: {recorders: [], report: false}\n")  # fmt: skip
+
+
+def m2flow(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    code = f"import sys; sys.path.insert(0, {str(REPO)!r}); from m2flow.cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *args], cwd=cwd, capture_output=True, text=True, timeout=240, check=False
+    )
+
+
+def call(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
+    """Exit code, output and errors of a command run in this process."""
+    with pytest.raises(SystemExit) as end:
+        cli.main(args)
+    out, err = capsys.readouterr()
+    code = end.value.code
+    return (code if isinstance(code, int) else 0), out, err
+
+
+# ---- shape
+
+
+def test_the_commands_and_options_are_the_agreed_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    """This list is the product's face. Adding to it is a decision, not an accident."""
+    agreed = {
+        "train": {"--run-dir", "--seed", "--plan", "--quiet"},
+        "eval": {"--seeds", "--videos"},
+        "check": {"--plan", "--cluster"},
+        "config": set(),
+        "show": set(),
+        "resume": {"--steps", "--quiet"},
+        "ls": set(),
+        "doctor": {"--runs"},
+        "init": {"--from", "--force"},
+    }
+    code, out, _ = call(capsys, "--help")
+    assert code == 0
+    listed = [
+        line.split()[0]
+        for line in out.partition("Commands:")[2].splitlines()
+        if line.startswith("  ") and line[2] != " "
+    ]
+    assert set(agreed) <= set(listed)
+    assert set(listed) - set(agreed) <= {"Start"}  # the closing hint
+    for name, options in agreed.items():
+        code, out, _ = call(capsys, name, "--help")
+        assert code == 0
+        found = {word.strip(",") for word in out.split() if word.startswith("--") and len(word.strip(",")) > 2}
+        assert {option for option in found if not option.startswith("--no-")} == options | {"--help"}, name
+
+
+def test_help_fits_a_narrow_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = call(capsys, "--help")
+    assert max(map(len, out.splitlines())) <= 80
+    assert "..." not in out.partition("Commands:")[2], "a summary is cut off"
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(capsys, "--version")[:2] == (0, f"m2flow {__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ("train r.yaml --seed 0 1 2", "train r.yaml --seed 0 --seed 1 --seed 2"),
+        ("train --seed 0 1 r.yaml a=1 7", "train --seed 0 --seed 1 r.yaml a=1 7"),
+        ("train r.yaml --seed 4 --quiet 5", "train r.yaml --seed 4 --quiet 5"),
+        ("train r.yaml --seed 4 --seed 5 6", "train r.yaml --seed 4 --seed 5 --seed 6"),
+        ("train r.yaml --debug", "--debug train r.yaml"),
+        ("train r.yaml a=0 1", "train r.yaml a=0 1"),
+    ],
+)
+def test_several_seeds_follow_one_option(given: str, read: str) -> None:
+    assert cli.arguments(given.split()) == read.split()
+
+
+# ---- messages and exit codes
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("train", "no_such_recipe.yaml"), "no recipe at no_such_recipe.yaml"),
+        (("train", "r.yaml", "trainer.lerning_rate=1"), "trainer.lerning_rate (override): unknown key; did you mean"),
+        (("check", "r.yaml", "learner.minibatch=7"), "learner.minibatch (override): a step collects 16 rows"),
+        (("check", "r.yaml", "learner.minibatch"), "must look like section.key=value"),
+        (("train", "r.yaml", "--plan", "colocated"), "did you mean 'collocated'?"),
+        (("config", "r.yaml", "env=point_rech"), "did you mean 'point_reach'?"),
+        (("show", "runs/none"), "runs/none"),
+        (("resume", "runs/none"), "runs/none: no run here"),
+        (("eval", "runs/none"), "runs/none: no run here"),
+        (("init", "r.yaml"), "r.yaml exists; choose another name, or --force"),
+        (("init", "new.yaml", "--from", "a/b/c/d"), "expected ENV/POLICY"),
+        (("init", "env.id=x"), "the first word is the file to write"),
+    ],
+)
+def test_a_wrong_request_ends_in_one_clear_message_and_code_2(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    args: tuple[str, ...],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "r.yaml").write_text(RECIPE)
+    code, out, err = call(capsys, *args)
+    assert code == 2
+    assert message in err
+    assert err.startswith("m2flow: ")
+    assert "Traceback" not in out + err
+    assert not (tmp_path / "runs").exists(), "a refused request leaves nothing behind"
+
+
+def test_debug_shows_where_an_error_was_raised(tmp_path: Path) -> None:
+    result = m2flow("train", "none.yaml", "--debug", cwd=tmp_path)
+    assert result.returncode not in (0, 2)
+    assert "Traceback" in result.stderr
+    assert "no recipe at none.yaml" in result.stderr
+
+
+def test_a_misspelt_command_or_option_is_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = call(capsys, "trian")
+    assert code == 2
+    assert "Did you mean 'train'?" in err
+    assert call(capsys, "train", "r.yaml", "--sede", "1")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "shown", "traceback"),
+    [
+        (RuntimeError("rollout, replica 1 on host failed: boom\nlog: x.log"), 1, "rollout, replica 1", False),
+        (ValueError("plan: too few devices"), 2, "plan: too few devices", False),
+        (ModuleNotFoundError("No module named 'envpool'", name="envpool"), 2, "pip install 'm2flow[envpool]'", False),
+        (KeyboardInterrupt(), 130, "interrupted", False),
+        (TypeError("a fault of ours"), 1, "a fault of ours", True),
+    ],
+)
+def test_how_a_command_ends_says_what_happened(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, shown: str,
+    traceback: bool,
+) -> None:  # fmt: skip
+    from m2flow import api
+
+    def fail(*args: object, **kwargs: object) -> None:
+        raise error
+
+    monkeypatch.setattr(api, "train", fail)
+    ended, _, err = call(capsys, "train", "r.yaml")
+    assert ended == code
+    assert shown in err
+    assert ("Traceback" in err) == traceback
+
+
+# ---- commands that need no run
+
+
+def test_init_writes_a_recipe_that_loads_and_holds_exactly_the_defaults(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "deep" / "my.yaml"
+    assert call(capsys, "init", str(path))[0] == 0
+    recipe = config.load(path)
+    assert recipe == config.load({"env": "point_reach", "policy": "mlp", "objective": "ppo", "evaluation": {}})
+    text = path.read_text()
+    keys = [line for line in text.splitlines() if line and not line.startswith("#")]
+    assert all("#" in line for line in keys if not line.startswith("  ")), "every section says what it is"
+    assert "# replay:" in text, "sections that are off are shown too"
+
+
+@pytest.mark.parametrize("start", ["point_reach/mlp", "bandit/mlp/ppo", "point_reach/flow", "count"])
+def test_init_from_other_parts_passes_check(capsys: pytest.CaptureFixture[str], tmp_path: Path, start: str) -> None:
+    path = tmp_path / "r.yaml"
+    assert call(capsys, "init", str(path), "--from", start)[0] == 0
+    assert call(capsys, "check", str(path))[0] == 0
+
+
+def test_init_takes_changes_for_keys_without_a_default(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    code, _, _ = call(capsys, "init", str(path), "env.id=Pendulum-v1", "steps=3", "--from", "gymnasium/mlp")
+    assert code == 0
+    assert config.load(path).env.id == "Pendulum-v1"
+    assert config.load(path).steps == 3
+
+
+def test_config_prints_a_recipe_that_loads_back_equal(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text(RECIPE)
+    code, out, _ = call(capsys, "config", str(path), "seed=5")
+    assert code == 0
+    (tmp_path / "full.yaml").write_text(out)
+    assert config.load(tmp_path / "full.yaml") == config.load(path, "seed=5")
+
+
+def test_every_key_of_every_part_has_a_meaning() -> None:
+    """The reference page, `init` and `config` take them from the comments beside the fields."""
+    empty = [
+        line.partition("|")[2].partition("|")[0].strip()
+        for line in scaffold.reference().splitlines()
+        if line.startswith("| `") and line.rstrip().endswith("|  |")
+    ]
+    assert len(empty) <= 40, empty
+
+
+def test_meanings_are_found_beside_above_and_below_a_field() -> None:
+    assert scaffold.meanings(Explained) == {
+        "beside": "at its side", "above": "over it, in two lines", "below": "Under it.",
+        "listed": "in the class's text", "none": "",
+    }  # fmt: skip
+
+
+@dataclass
+class Explained:
+    """Some keys.
+
+    listed: in the class's text
+    """
+
+    beside: int = 0  # at its side
+    # over it,
+    # in two lines
+    above: int = 0
+    below: int = 0
+    """Under it."""
+    listed: int = 0
+    none: str = "# no comment"
+
+
+# ---- doctor
+
+
+def test_doctor_reports_this_machine_and_ends_well(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, out, _ = call(capsys, "doctor", "--runs", str(tmp_path))
+    assert code == 0, out
+    for word in ("Python 3.", "torch", "CPU cores usable", "GiB of disk free", "envpool", "no problems"):
+        assert word in out
+
+
+def test_doctor_names_a_run_whose_process_is_gone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    from m2flow.observe.layout import RunFolder
+    from m2flow.observe.runinfo import write_status
+
+    folder = RunFolder(tmp_path / "runs" / "lost").create()
+    child = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True
+    )
+    write_status(folder, "running", step=3, steps=9)
+    text = folder.status.read_text()
+    folder.status.write_text(text.replace(f'"pid": {os.getpid()}', f'"pid": {child.stdout.strip()}'))
+    findings = doctor.examine(tmp_path / "runs")
+    assert [f.text for f in findings if "lost" in f.text] == [f"{folder.path} stopped without a word after step 3"]
+
+
+@pytest.mark.parametrize(
+    ("versions", "text"),
+    [
+        ({"envpool": "1.2.5", "envpool-assets": "0.4.0"}, "asset packages >= 0.4"),
+        ({"torch": "2.13.0+cpu", "torchvision": "0.28.0"}, "torchvision of another build"),
+        ({"gymnasium": "0.29.1", "mujoco": "3.1.0"}, "gymnasium < 1.0"),
+    ],
+)
+def test_doctor_knows_versions_that_fail_together(
+    monkeypatch: pytest.MonkeyPatch, versions: dict[str, str], text: str
+) -> None:
+    monkeypatch.setattr(doctor, "installed", lambda: versions)
+    problems = [f for f in doctor._pairs() if f.level == "problem"]
+    assert len(problems) == 1
+    assert text in problems[0].text
+    assert problems[0].fix
+
+
+def test_doctor_finds_no_bad_pair_among_good_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    good = {
+        "envpool": "1.2.5",
+        "envpool-assets": "0.3.0",
+        "torch": "2.13.0",
+        "torchvision": "0.28.0",
+        "gymnasium": "1.4.0",
+        "mujoco": "4.0.0",
+    }
+    monkeypatch.setattr(doctor, "installed", lambda: good)
+    assert not list(doctor._pairs())
+
+
+def test_doctor_reports_a_broken_installation_instead_of_dying(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "m2flow.runtime.cluster", None)
+    findings = doctor.examine(tmp_path)
+    assert any(f.level == "problem" and "cannot look further" in f.text for f in findings)
+    assert any("disk free" in f.text for f in findings), "the checks after it still run"
+
+
+def test_doctor_ends_with_1_where_something_is_wrong(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "examine", lambda root: [doctor.Finding("problem", "no torch", "pip install torch")])
+    code, out, _ = call(capsys, "doctor")
+    assert code == 1
+    assert "problem  no torch" in out
+    assert "-> pip install torch" in out
+    assert "1 problem\n" in out
+
+
+# ---- with a real run
+
+
+def test_train_show_ls_eval_and_resume_agree_about_a_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(RECIPE + "evaluation: {seeds: 2, horizon: 10}\n")
+    done = m2flow("train", "r.yaml", "--seed", "0", "1", "--run-dir", "runs/both", "--quiet", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for seed in (0, 1):
+        folder = tmp_path / "runs" / "both" / f"seed-{seed}"
+        stored = config.load(json.loads((folder / "config.json").read_text()))
+        assert stored == config.load(tmp_path / "r.yaml", f"seed={seed}")
+        assert (folder / "recipe.yaml").read_text() == (tmp_path / "r.yaml").read_text()
+    assert call(capsys, "show", str(tmp_path / "runs/both/seed-0"), str(tmp_path / "runs/both/seed-1"))[0] == 0
+    code, out, _ = call(capsys, "ls", str(tmp_path / "runs"))
+    assert code == 0
+    assert "seed-0" in out
+    assert "seed-1" in out
+    assert call(capsys, "eval", str(tmp_path / "runs/both/seed-0"), "--seeds", "2")[0] == 0
+    code, _, err = call(capsys, "resume", str(tmp_path / "runs/both/seed-0"))
+    assert code == 2
+    assert "has done 2 of 2 steps" in err
+    code, out, err = call(capsys, "resume", str(tmp_path / "runs/both/seed-0"), "--steps", "3", "--quiet")
+    assert code == 0, err
+
+
+def test_an_interrupted_run_ends_with_130_and_says_how_to_go_on(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(RECIPE.replace("steps: 2", "steps: 1000000"))
+    code = f"import sys; sys.path.insert(0, {str(REPO)!r}); from m2flow.cli import main; main()"
+    run = subprocess.Popen(
+        [sys.executable, "-c", code, "train", "r.yaml", "--quiet", "--run-dir", "run"],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    limit = time.monotonic() + 120
+    while not (tmp_path / "run" / "metrics.jsonl").exists() or not (tmp_path / "run" / "metrics.jsonl").read_text():
+        assert time.monotonic() < limit, "the run never took a step"
+        assert run.poll() is None, run.communicate()
+        time.sleep(0.1)
+    run.send_signal(signal.SIGINT)
+    _, err = run.communicate(timeout=120)
+    assert run.returncode == 130
+    assert "interrupted" in err
+    assert "m2flow resume" in err
+    assert "Traceback" not in err
