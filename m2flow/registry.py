@@ -66,8 +66,9 @@ class MissingPackage(ValueError):
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:
     """The choice that `word` was probably meant to be, or None."""
-    close = difflib.get_close_matches(word.lower(), list(choices), n=1, cutoff=0.6)
-    return close[0] if close else None
+    lower = {choice.lower(): choice for choice in choices}
+    close = difflib.get_close_matches(word.lower(), list(lower), n=1, cutoff=0.6)
+    return lower[close[0]] if close else None
 
 
 def suggest(word: str, choices: Iterable[str]) -> str:

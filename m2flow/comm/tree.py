@@ -195,7 +195,7 @@ class _Encoder:
 
 
 def encode(tree: Tree, *, trusted: bool = False) -> tuple[bytes, list[np.ndarray[Any, Any]]]:
-    """The header, and every array as a numpy view of any strides. ValueError says what cannot travel and where it is."""
+    """The header, and every array as a numpy view of any strides. ValueError says what cannot travel, and where."""
     encoder = _Encoder(trusted)
     try:
         skeleton = encoder.encode(tree)

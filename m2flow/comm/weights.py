@@ -29,7 +29,7 @@ def publish(
 ) -> Weights:
     """A snapshot on the CPU, in the order of names, with checksums. `arrays` may be a lazy iterator; it is read here.
 
-    `dtype` such as "bfloat16" (tensors) or "float16" converts floating point arrays; whole numbers and booleans are kept.
+    `dtype` such as "bfloat16" (tensors) or "float16" converts floating point arrays, no others.
     """
     pairs = arrays.items() if isinstance(arrays, Mapping) else arrays
     snapshot: dict[str, Array] = {}
@@ -45,7 +45,7 @@ def checksum(name: str, array: Array) -> int:
     """crc32 over name, shape, dtype and bytes in C order."""
     view, kind, dtype = tree.as_numpy(array)
     start = zlib.crc32(f"{name}|{tuple(view.shape)}|{kind}|{dtype}".encode())
-    return zlib.crc32(np.ascontiguousarray(view).reshape(-1).view(np.uint8), start)
+    return zlib.crc32(np.ascontiguousarray(view).reshape(-1).view(np.uint8).data, start)
 
 
 def verify(weights: Weights) -> None:
@@ -55,9 +55,13 @@ def verify(weights: Weights) -> None:
             raise WeightsError(f"weights of version {weights.version}: {name!r} was announced but did not arrive")
     for name, array in weights.arrays.items():
         if name not in weights.checksums:
-            raise WeightsError(f"weights of version {weights.version}: {name!r} has no checksum; make them with publish()")
+            raise WeightsError(
+                f"weights of version {weights.version}: {name!r} has no checksum; make them with publish()"
+            )
         if checksum(name, array) != weights.checksums[name]:
-            raise WeightsError(f"weights of version {weights.version}: {name!r} is not what was sent (checksum differs)")
+            raise WeightsError(
+                f"weights of version {weights.version}: {name!r} is not what was sent (checksum differs)"
+            )
 
 
 def pull(weights: Weights, *, at_least: int | None = None) -> Mapping[str, Array]:
@@ -69,7 +73,7 @@ def pull(weights: Weights, *, at_least: int | None = None) -> Mapping[str, Array
 
 
 def load_into(state: Mapping[str, Array], weights: Weights, prefix: str = "") -> None:
-    """Copy into the arrays of `state` (a module's state_dict(), or numpy arrays) the weights named `prefix` + their name.
+    """Copy the weights named `prefix` + name into the arrays of `state` (a module's state_dict(), or numpy arrays).
 
     All or nothing: names, shapes and dtypes are checked before the first copy. A name of `state` may be absent if it is
     tied to one that is there (shares its memory); tied names that come with different values are refused.
@@ -84,7 +88,7 @@ def load_into(state: Mapping[str, Array], weights: Weights, prefix: str = "") ->
     for name, array in given.items():
         _fits(name, state[name], array)
         other = first.setdefault(_memory(state[name]), name)
-        if other != name and not np.array_equal(tree.as_numpy(array)[0], tree.as_numpy(given[other])[0]):
+        if other != name and checksum("", array) != checksum("", given[other]):
             raise WeightsError(f"weights: {other!r} and {name!r} share memory here but arrived with different values")
     for name, array in given.items():
         _copy(state[name], array)
@@ -115,7 +119,9 @@ def _fits(name: str, target: Array, array: Array) -> None:
         raise WeightsError(f"weights: {name!r} has shape {tuple(array.shape)}, here it is {tuple(target.shape)}")
     kinds = [_kind(target), _kind(array)]
     if kinds[0] != kinds[1]:
-        raise WeightsError(f"weights: {name!r} is {array.dtype}, here it is {target.dtype}; only float converts to float")
+        raise WeightsError(
+            f"weights: {name!r} is {array.dtype}, here it is {target.dtype}; only float converts to float"
+        )
 
 
 def _kind(array: Array) -> str:
@@ -131,4 +137,7 @@ def _copy(target: Array, array: Array) -> None:
         with torch.no_grad():
             target.copy_(array if tree.is_tensor(array) else torch.from_numpy(np.array(array)))
     else:
-        np.copyto(target, array.float().numpy() if tree.is_tensor(array) else array, casting="same_kind")
+        if tree.is_tensor(array):
+            known = hasattr(np, str(array.dtype).removeprefix("torch."))  # numpy has no bfloat16
+            array = (array if known else array.float()).detach().numpy()
+        np.copyto(target, array, casting="same_kind")

@@ -13,7 +13,7 @@ import numpy as np
 
 from m2flow.envs import spaces
 from m2flow.envs.lanes import LaneSeeds
-from m2flow.envs.render import prepare_mujoco
+from m2flow.envs.render import gl_available, prepare_mujoco
 from m2flow.types import Array, Observation, Spec
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def registered(config: GymnasiumConfig) -> Any:
 
 
 def make(config: GymnasiumConfig, render: bool) -> Any:
-    """One environment without checkers. The time limit is left to the caller unless the env has wrappers of its own."""
+    """One environment without checkers. The time limit is left to the caller."""
     gymnasium = _gymnasium()
     spec = copy.copy(registered(config))
     spec.order_enforce = False
@@ -64,6 +64,30 @@ def make(config: GymnasiumConfig, render: bool) -> Any:
     return env
 
 
+def renderable(config: GymnasiumConfig) -> tuple[bool, str]:
+    """Whether this env can be drawn here, by drawing it once (where that cannot end the process), or why not."""
+    gymnasium = _gymnasium()
+    if "mujoco" in str(registered(config).entry_point):
+        ready, why = gl_available()
+        if not ready:
+            return False, why
+    env = None
+    try:
+        env = make(config, render=False)
+        if "rgb_array" not in env.metadata.get("render_modes", []):
+            return False, f"{config.id} cannot draw frames (it has no render mode rgb_array)"
+        env.close()
+        env = make(config, render=True)
+        env.reset(seed=0)
+        env.render()
+    except (gymnasium.error.Error, ImportError) as error:
+        return False, f"{config.id} cannot draw frames here: {' '.join(str(error).split())}"
+    finally:
+        if env is not None:
+            env.close()
+    return True, ""
+
+
 def _refuse_autoreset(env: Any, gymnasium: Any, config: GymnasiumConfig) -> None:
     while isinstance(env, gymnasium.Wrapper):
         if isinstance(env, gymnasium.wrappers.Autoreset):
@@ -78,7 +102,7 @@ class GymLanes:
     """B Gymnasium envs stepped one after another into given arrays. Used in process and inside workers."""
 
     def __init__(self, config: GymnasiumConfig, seeds: LaneSeeds, render: bool) -> None:
-        self.config, self.seeds = config, seeds
+        self.config, self.seeds, self.drawable = config, seeds, render
         self.envs = [make(config, render) for _ in seeds.lanes]
         self.leaves = spaces.leaves(self.envs[0].observation_space)
         self.plain = self.leaves[0].name if len(self.leaves) == 1 and self.leaves[0].path == () else None
@@ -168,10 +192,9 @@ class GymLanes:
 
     def render(self, row: int) -> Array:
         """uint8 [H, W, 3] of one lane."""
-        frame = self.envs[row].render()
-        if frame is None:
+        if not self.drawable:
             raise ValueError("this env was built without frames; build it with render=True")
-        return np.asarray(frame, np.uint8)
+        return np.asarray(self.envs[row].render(), np.uint8)
 
     def close(self) -> None:
         """Close every env."""

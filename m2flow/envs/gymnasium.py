@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from m2flow.envs import spaces
-from m2flow.envs.gym_lanes import Answer, GymLanes, make, registered
+from m2flow.envs.gym_lanes import Answer, GymLanes, make, registered, renderable
 from m2flow.envs.lanes import LaneSeeds, check_action, seeded, training
 from m2flow.envs.replay import ActionLog, check_replayed, same_epoch
 from m2flow.types import Array, Observation, Spec, Step, Tree
@@ -76,18 +76,7 @@ class GymnasiumConfig:
 
     def renderable(self) -> tuple[bool, str]:
         """Whether frames can be drawn on this machine, and if not, what to do."""
-        import gymnasium
-
-        spec = registered(self)
-        creator = gymnasium.envs.registration.load_env_creator(spec.entry_point) if spec.entry_point else None
-        modes = getattr(creator, "metadata", {}).get("render_modes", [])
-        if "rgb_array" not in modes:
-            return False, f"{self.id} cannot draw frames (no render mode rgb_array)"
-        if "mujoco" not in str(spec.entry_point):
-            return True, ""
-        from m2flow.envs.render import gl_available
-
-        return gl_available()
+        return renderable(self)
 
 
 class GymnasiumEnv:

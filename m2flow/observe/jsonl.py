@@ -50,15 +50,21 @@ def dumps(value: Any, indent: int | None = None) -> str:
     return json.dumps(encode(value), allow_nan=False, ensure_ascii=False, indent=indent)
 
 
-def rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a JSONL file; none if there is no file.
+def rows(path: Path, tail: int | None = None) -> Iterator[dict[str, Any]]:
+    """The rows of a JSONL file; none if there is no file. `tail`: only those that begin in its last so many bytes.
 
     A last line that a crash cut short is left out. A broken line elsewhere is a ValueError that names file and line.
     """
     try:
-        lines = path.read_bytes().split(b"\n")
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            start = 0 if tail is None else max(0, size - tail - 1)
+            file.seek(start)
+            lines = file.read().split(b"\n")
     except FileNotFoundError:
         return
+    if start:
+        lines[0] = b""  # the end of a row that began earlier
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue

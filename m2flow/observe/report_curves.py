@@ -59,17 +59,15 @@ class Axis:
     def at(self, run: int, steps: Sequence[int]) -> list[float]:
         """x of each step: the value at the last known step not after it."""
         curve = self.points[run]
-        found = []
-        for step in steps:
-            i = bisect.bisect_right(curve.steps, step)
-            found.append(curve.values[i - 1] if i else 0.0)
-        return found
+        if curve.steps == steps:
+            return curve.values
+        places = (bisect.bisect_right(curve.steps, step) for step in steps)
+        return [curve.values[i - 1] if i else 0.0 for i in places]
 
     @property
     def span(self) -> tuple[float, float]:
         """From 0 to the furthest any run got, so that all charts of a page line up."""
-        ends = [v for curve in self.points for v in curve.values if math.isfinite(v)]
-        return 0.0, max([*ends, 0.0]) or 1.0
+        return 0.0, max([curve.values[-1] for curve in self.points if curve.values] + [0.0]) or 1.0
 
 
 def axes(runs: Sequence[RunData]) -> list[Axis]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ def gantt(spans: Sequence[Span], limit: int = MAX_BARS) -> Gantt:
     """Rows by device, then stage and replica. Where there are more than `limit` bars, neighbours in a row are merged,
     first those close together; the newest steps keep every bar."""
     origin = min((span.start for span in spans), default=0.0)
-    stages = sorted({span.stage for span in spans}, key=lambda s: (min(x.start for x in spans if x.stage == s), s))
+    stages = list(dict.fromkeys(span.stage for span in sorted(spans, key=lambda s: (s.start, s.stage))))
     members: dict[tuple[str, str, int], list[Span]] = {}
     for span in spans:
         for device in span.devices or ("no device",):
@@ -83,24 +84,26 @@ def gantt(spans: Sequence[Span], limit: int = MAX_BARS) -> Gantt:
         rows += [(device, f"{stage}/{replica}" + (f" #{i + 1}" if i else "")) for i in range(max(lane) + 1)]
     bars.sort(key=lambda bar: (bar.row, bar.start))
     keep_from = max((bar.step for bar in bars), default=0) - KEEP_STEPS
-    tolerance, merged = 0.0, bars
-    longest = max((bar.start + bar.length for bar in bars), default=0.0)
-    while len(merged) > limit and tolerance < longest:
-        tolerance = max(2 * tolerance, longest / 1e6)
-        merged = _merge(bars, tolerance, keep_from)
-    return Gantt(rows, stages, merged, tolerance)
+    excess = len(bars) - limit
+    if excess <= 0:
+        return Gantt(rows, stages, bars, 0.0)
+    gaps = sorted(gap for a, b in itertools.pairwise(bars) if (gap := _gap(a, b, keep_from)) is not None)
+    tolerance = max(0.0, gaps[min(excess, len(gaps)) - 1]) if gaps else 0.0
+    return Gantt(rows, stages, _merge(bars, tolerance, keep_from), tolerance)
+
+
+def _gap(bar: Bar, following: Bar, keep_from: int) -> float | None:
+    """Seconds between two bars that may be merged, None for two that may not."""
+    alike = (bar.row, bar.stage) == (following.row, following.stage)
+    return following.start - (bar.start + bar.length) if alike and following.step <= keep_from else None
 
 
 def _merge(bars: Sequence[Bar], gap: float, keep_from: int) -> list[Bar]:
     out: list[Bar] = []
     for bar in bars:
-        last = out[-1] if out else None
-        if (
-            last is not None
-            and (last.row, last.stage) == (bar.row, bar.stage)
-            and bar.step <= keep_from
-            and bar.start - (last.start + last.length) <= gap
-        ):
+        between = _gap(out[-1], bar, keep_from) if out else None
+        if between is not None and between <= gap:
+            last = out[-1]
             end = max(last.start + last.length, bar.start + bar.length)
             out[-1] = Bar(last.row, last.start, end - last.start, last.step, last.stage, last.kind)
         else:

@@ -128,8 +128,11 @@ def boot_id() -> str:
         return ""
 
 
-def load_run(path: Path | str, spans: bool = True) -> RunData:
-    """Read a run folder. Raises FileNotFoundError only if there is no such folder. `spans` False skips the trace."""
+def load_run(path: Path | str, spans: bool = True, tail: int | None = None) -> RunData:
+    """Read a run folder. Raises FileNotFoundError only if there is no such folder.
+
+    `spans` False skips the trace; `tail` reads only so many bytes from the end of the metrics (for lists of runs).
+    """
     folder = RunFolder(Path(path))
     if not folder.path.is_dir():
         raise FileNotFoundError(f"{folder.path}: no such run folder")
@@ -147,7 +150,7 @@ def load_run(path: Path | str, spans: bool = True) -> RunData:
         return found if isinstance(found, dict) else {}
 
     nothing: tuple[dict[str, Curve], Curve] = ({}, Curve([], []))
-    curves, times = attempt(lambda: _curves(folder.metrics), nothing)
+    curves, times = attempt(lambda: _curves(folder.metrics, tail), nothing)
     evaluations = [attempt(lambda file=file: Evaluation.read(file), None) for _, file in folder.evaluation_files()]  # type: ignore[misc]
     return RunData(
         folder=folder,
@@ -164,11 +167,11 @@ def load_run(path: Path | str, spans: bool = True) -> RunData:
     )
 
 
-def _curves(path: Path) -> tuple[dict[str, Curve], Curve]:
+def _curves(path: Path, tail: int | None) -> tuple[dict[str, Curve], Curve]:
     """Columns of metrics.jsonl, and the time of each step."""
     points: dict[str, dict[int, float]] = {}
     times: dict[int, float] = {}
-    for row in rows(path):
+    for row in rows(path, tail):
         step = int(row.pop("step"))
         times[step] = decode(row.pop("time", None))
         for name, value in row.items():

@@ -19,6 +19,7 @@ from m2flow.observe.report_curves import metric_names
 from m2flow.observe.report_sections import what_ran
 from m2flow.observe.rundata import NONE, Curve, RunData, load_run, show_number, show_seconds
 
+TAIL = 65536  # bytes of metrics that `ls` reads of each run
 BLOCKS = "▁▂▃▄▅▆▇█"
 STYLES = {"finished": "green", "running": "blue", "failed": "red", "died": "red", "stopped": "yellow"}
 
@@ -141,12 +142,12 @@ def _where(run: RunData, console: Any) -> None:
 
 
 def find_runs(root: Path | str) -> list[Path]:
-    """Run folders at or below `root` (at most three levels down), oldest first. A run folder has a status, a resolved
+    """Run folders at or below `root` (at most three levels down), by name. A run folder has a status, a resolved
     configuration or metrics."""
     base = Path(root)
     if not base.is_dir():
         raise FileNotFoundError(f"{base}: no such folder")
-    return sorted(_walk(base, 3), key=_started)
+    return list(_walk(base, 3))
 
 
 def _walk(folder: Path, depth: int) -> Iterator[Path]:
@@ -159,11 +160,10 @@ def _walk(folder: Path, depth: int) -> Iterator[Path]:
                 yield from _walk(child, depth - 1)
 
 
-def _started(folder: Path) -> tuple[float, str]:
-    files = RunFolder(folder)
-    oldest = min(file.stat().st_mtime for file in (files.status, files.config, files.metrics) if file.exists())
-    started = load_run(folder, spans=False).status.get("started")
-    return (float(started) if isinstance(started, (int, float)) else oldest, folder.name)
+def _started(run: RunData) -> float:
+    """Unix time of the start; of the folder where no status says it."""
+    started = run.status.get("started")
+    return float(started) if isinstance(started, (int, float)) else run.folder.path.stat().st_mtime
 
 
 def ls(root: Path | str = "runs", *, width: int | None = None, colour: bool | None = None) -> str:
@@ -172,7 +172,7 @@ def ls(root: Path | str = "runs", *, width: int | None = None, colour: bool | No
     from rich.text import Text
 
     console, text = _console(width, colour)
-    runs = [load_run(path, spans=False) for path in find_runs(root)]
+    runs = sorted((load_run(path, spans=False, tail=TAIL) for path in find_runs(root)), key=_started)
     if not runs:
         return f"no runs in {root}"
     table = Table(box=None, pad_edge=False)

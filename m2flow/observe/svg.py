@@ -108,16 +108,16 @@ def smooth(y: Sequence[float], half: int) -> list[float]:
 
     Centred, because a trailing average would draw every change later than it happened.
     """
-    sums, counts = [0.0], [0]
-    for value in y:
-        known = math.isfinite(value)
-        sums.append(sums[-1] + (value if known else 0.0))
-        counts.append(counts[-1] + known)
-    out = []
-    for i, value in enumerate(y):
-        low, high = max(0, i - half), min(len(y), i + half + 1)
-        out.append((sums[high] - sums[low]) / (counts[high] - counts[low]) if math.isfinite(value) else math.nan)
-    return out
+    import numpy as np
+
+    values = np.asarray(y, dtype=np.float64)
+    known = np.isfinite(values)
+    sums = np.concatenate(([0.0], np.cumsum(np.where(known, values, 0.0))))
+    counts = np.concatenate(([0], np.cumsum(known)))
+    at = np.arange(len(values))
+    low, high = np.maximum(at - half, 0), np.minimum(at + half + 1, len(values))
+    means = (sums[high] - sums[low]) / np.maximum(counts[high] - counts[low], 1)
+    return [float(v) for v in np.where(known, means, np.nan)]
 
 
 def short(value: float) -> float | None:

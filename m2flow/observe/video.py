@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import subprocess
@@ -56,9 +57,8 @@ def write_video(path: str | Path, frames: Iterable[Array], fps: float = 20.0) ->
         except BrokenPipeError as error:
             raise RuntimeError(f"{path}: the video encoder ended early: {_said(words)}") from error
         finally:
-            if encoder is not None and encoder.poll() is None:
-                encoder.kill()
-                encoder.wait()
+            if encoder is not None:
+                _stop(encoder)
             if sys.exc_info()[0] is not None:
                 scratch.unlink(missing_ok=True)
     _settle(scratch, path)
@@ -86,6 +86,16 @@ def _finish(encoder: subprocess.Popen[bytes], path: Path, words: IO[bytes]) -> N
         raise RuntimeError(f"{path}: the video encoder did not finish within {LIMIT:g} s") from error
     if status != 0:
         raise RuntimeError(f"{path}: the video encoder ended with status {status}: {_said(words)}")
+
+
+def _stop(encoder: subprocess.Popen[bytes]) -> None:
+    """Leave nothing behind, whatever went wrong."""
+    if encoder.poll() is None:
+        encoder.kill()
+        encoder.wait()
+    assert encoder.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        encoder.stdin.close()
 
 
 def _said(words: IO[bytes]) -> str:

@@ -206,15 +206,10 @@ class _Tally:
         for name, parts in self.parts.items():
             ratios = [float(total) / float(count) for total, count in parts if float(count) > 0]
             if ratios:
-                key = f"train/{name}"
-                out[key] = Metric(ratios[-1], "last") if name.startswith("lr") else _mean(ratios)
+                out[f"train/{name}"] = Metric(sum(ratios) / len(ratios), "mean", float(len(ratios)))
         self.metrics, self.parts = {}, {}
         self.latest = _Latest(self.parts)
         return out
-
-
-def _mean(values: Sequence[float]) -> Metric:
-    return Metric(sum(values) / len(values), "mean", float(len(values)))
 
 
 class _Latest(Mapping[str, float]):

@@ -107,3 +107,12 @@ def test_two_processes_can_append_to_one_file(tmp_path: Path) -> None:
     found = list(rows(path))
     for who in range(2):
         assert [row["step"] for row in found if row["who"] == who] == list(range(200))
+
+
+def test_the_tail_of_a_file_holds_only_whole_rows(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    file = Appender(path)
+    file.write(*({"step": i} for i in range(100)))
+    for tail, first in ((38, 98), (39, 97), (40, 97)):  # a row has 13 bytes
+        assert [row["step"] for row in rows(path, tail=tail)] == list(range(first, 100))
+    assert [row["step"] for row in rows(path, tail=10_000)] == list(range(100))

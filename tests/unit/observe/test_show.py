@@ -55,18 +55,18 @@ def test_show_works_on_a_run_that_has_only_begun(tmp_path: Path) -> None:
 
 
 def test_ls_lists_runs_from_old_to_new(tmp_path: Path) -> None:
-    make_run(tmp_path / "a" / "first", seed=1)
+    make_run(tmp_path / "z" / "first", seed=1)
     make_run(tmp_path / "b", seed=2, done=1, state="failed", error="x")
     (tmp_path / "not_a_run").mkdir()
     text = ls(tmp_path, width=160, colour=False)
     lines = text.splitlines()
     assert len(lines) == 3
-    assert lines[1].startswith("a/first")
+    assert lines[1].startswith("z/first")
     assert "success 90 %" in lines[1]
     assert "12/12" in lines[1]
     assert "failed" in lines[2]
     assert "1/12" in lines[2]
-    assert find_runs(tmp_path) == [tmp_path / "a" / "first", tmp_path / "b"]
+    assert find_runs(tmp_path) == [tmp_path / "b", tmp_path / "z" / "first"]
 
 
 def test_ls_of_nothing_says_so_and_of_no_folder_is_an_error(tmp_path: Path) -> None:

@@ -1,0 +1,84 @@
+"""Anonymous shared memory, and a pool of it.
+
+A segment is a file without a name: `memfd_create`, or a temporary file that is unlinked at once where the system has
+no memfd. It lives as long as a process holds it, so a killed process leaves nothing behind, in /dev/shm or elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import tempfile
+
+SMALLEST = 1 << 20  # bytes; segments are this or a larger power of two, so that sizes that vary a little share one
+HUGE = 1 << 21
+
+
+class Segment:
+    """`size` bytes of shared memory, mapped here. `fd` is what the other process maps."""
+
+    def __init__(self, fd: int, size: int) -> None:
+        self.fd, self.size = fd, size
+        self.map = mmap.mmap(fd, size)
+        if size >= HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):  # a hint for speed only; a kernel without huge pages refuses it
+                self.map.madvise(mmap.MADV_HUGEPAGE)
+
+    @classmethod
+    def create(cls, least: int) -> Segment:
+        """A new segment of at least this many bytes."""
+        size = max(SMALLEST, 1 << (least - 1).bit_length())
+        fd = _anonymous_file()
+        os.ftruncate(fd, size)
+        return cls(fd, size)
+
+    def close(self) -> None:
+        """Unmap. The memory is freed when the other process has done so too."""
+        self.map.close()
+        os.close(self.fd)
+
+
+def _anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("m2flow", os.MFD_CLOEXEC)
+    fd, path = tempfile.mkstemp(prefix="m2flow-")
+    os.unlink(path)  # noqa: PTH108  from here on it has no name
+    return fd
+
+
+class Pool:
+    """The sender's segments: free ones are used again once the receiver has acknowledged what was in them."""
+
+    def __init__(self) -> None:
+        self.free: dict[int, Segment] = {}
+        self.busy: dict[int, Segment] = {}
+        self._next = 1
+
+    def take(self, size: int) -> tuple[int, Segment, bool, int]:
+        """(number, segment, whether it is new, number of one that was dropped for it or 0).
+
+        The smallest free segment that is large enough; else a new one, in place of the smallest free one.
+        """
+        fitting = [(segment.size, number) for number, segment in self.free.items() if segment.size >= size]
+        if fitting:
+            number = min(fitting)[1]
+            self.busy[number] = segment = self.free.pop(number)
+            return number, segment, False, 0
+        dropped = min(((s.size, number) for number, s in self.free.items()), default=(0, 0))[1]
+        if dropped:
+            self.free.pop(dropped).close()
+        number, self._next = self._next, self._next + 1
+        self.busy[number] = segment = Segment.create(size)
+        return number, segment, True, dropped
+
+    def give_back(self, number: int) -> None:
+        """The receiver has copied it out."""
+        self.free[number] = self.busy.pop(number)
+
+    def close(self) -> None:
+        """Free everything."""
+        for segment in (*self.free.values(), *self.busy.values()):
+            segment.close()
+        self.free.clear()
+        self.busy.clear()
