@@ -98,7 +98,8 @@ def prepare(recipe: Recipe, cluster: Cluster | None = None) -> Prepared:
 def check(
     recipe: Source, *overrides: str, plan: str | None = None, cluster: Path | Cluster | None = None
 ) -> CheckReport:
-    """Validate config, data and plan against the machine (or a described cluster) and estimate memory. Starts no worker."""
+    """Validate config, data and plan against the machine (or a described cluster) and estimate memory. Starts no
+    worker."""
     from m2flow.flow.plan import explain
 
     loaded = with_seed(load(recipe, *overrides, *_plan_override(plan)))
@@ -156,7 +157,9 @@ def resume(run: str | Path | Run, *, steps: int | None = None, quiet: bool = Fal
     return _finish(session)
 
 
-def evaluate(run: str | Path | Run, *, seeds: int | None = None, videos: int = 0, step: int | None = None) -> Evaluation:
+def evaluate(
+    run: str | Path | Run, *, seeds: int | None = None, videos: int = 0, step: int | None = None
+) -> Evaluation:
     """Evaluate a checkpoint of a run (the latest by default), each held-out seed once, in this process."""
     folder, loaded = _folder_of(run), Run(_folder_of(run).path).recipe
     if loaded.evaluation is None:

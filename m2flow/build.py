@@ -1,10 +1,12 @@
 """From a recipe to (flow, plan, parts): the only place that knows roles, models, envs and the runtime at once.
 
-A part builds one node inside the worker that hosts it. Parts are picklable and import nothing heavy until they are called.
+A part builds one node inside the worker that hosts it. Parts are picklable and import nothing heavy until they are
+called.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +20,6 @@ from m2flow.observe.layout import Evaluation as Stored
 from m2flow.observe.layout import RunFolder
 from m2flow.runtime.worker import Context, Part
 from m2flow.types import EpisodeResult, Head, Spec
-
 
 # ---- flows
 
@@ -57,10 +58,10 @@ class PolicyPart:
     recipe: Recipe
     spec: Spec
 
-    def __call__(self, context: Context) -> Any:
+    def __call__(self, context: Context) -> Any:  # noqa: ARG002 - every part is called alike
         from m2flow.roles.policy import PolicyService
 
-        _threads(self.recipe, context)
+        _threads(self.recipe)
         return PolicyService(build_policy(self.recipe, self.spec))
 
 
@@ -97,11 +98,11 @@ class LearnerPart:
     recipe: Recipe
     spec: Spec
 
-    def __call__(self, context: Context) -> Any:
+    def __call__(self, context: Context) -> Any:  # noqa: ARG002 - every part is called alike
         from m2flow.roles.learner import Learner
 
         recipe = self.recipe
-        _threads(recipe, context)
+        _threads(recipe)
         policy = build_policy(recipe, self.spec)
         return Learner(
             trainer=recipe.trainer.build(policy, recipe.objective, run_seed(recipe)),
@@ -118,7 +119,7 @@ class ReplayPart:
 
     recipe: Recipe
 
-    def __call__(self, context: Context) -> Any:
+    def __call__(self, context: Context) -> Any:  # noqa: ARG002 - every part is called alike
         return self.recipe.replay.build(run_seed(self.recipe))
 
 
@@ -214,7 +215,7 @@ def _head_size(head: Head | float, policy: Any, spec: Spec) -> int:
         return 1
     inputs = sum(field.size for field in policy.spec.observation.values())
     widths = [inputs + (spec.action.size if head.takes_action else 0), *head.hidden, head.outputs]
-    size = sum(a * b + b for a, b in zip(widths, widths[1:], strict=False)) * head.copies
+    size: int = sum(a * b + b for a, b in itertools.pairwise(widths)) * head.copies
     return size * (2 if head.ema else 1)
 
 
@@ -270,7 +271,7 @@ def make_plan(recipe: Recipe, flow: Flow, cluster: Cluster) -> Plan:
     return Plan.from_dict(plan)
 
 
-def _threads(recipe: Recipe, context: Context) -> None:
+def _threads(recipe: Recipe) -> None:
     """Threads of torch's maths in this process, as the trainer's config says."""
     import torch
 

@@ -140,8 +140,14 @@ def eval(  # noqa: A001  the command is called eval
 ) -> None:
     """Evaluate a policy, each held-out seed once."""
     from m2flow import api
+    from m2flow.observe.rundata import show_number
 
-    typer.echo(api.evaluate(run, seeds=seeds, videos=videos))
+    result = api.evaluate(run, seeds=seeds, videos=videos)
+    typer.echo(f"{run}, weights after step {result.step}, {len(result.episodes)} episodes, each held-out seed once")
+    for name, value in result.metrics.items():
+        low, high = result.intervals.get(name, (value, value))
+        between = f"  [{show_number(low, name)}, {show_number(high, name)}]" if low < high else ""
+        typer.echo(f"  {name:<22} {show_number(value, name):>10}{between}")
 
 
 @command

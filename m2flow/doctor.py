@@ -207,12 +207,13 @@ def _disk(root: Path) -> Iterator[Finding]:
 def _runs(root: Path) -> Iterator[Finding]:
     """Runs that say they are running while their process is gone."""
     from m2flow.observe.rundata import load_run
+    from m2flow.observe.show import find_runs
 
-    for status in sorted((*root.glob("*/status.json"), *root.glob("*/*/status.json"))):
-        run = load_run(status.parent, spans=False)
+    for folder in find_runs(root) if root.is_dir() else ():
+        run = load_run(folder, spans=False)
         if run.state == "died":
-            text = f"{status.parent} stopped without a word after step {run.step}"
-            yield Finding("note", text, f"m2flow resume {status.parent}, or delete the folder")
+            text = f"{folder} stopped without a word after step {run.step}"
+            yield Finding("note", text, f"m2flow resume {folder}, or delete the folder")
 
 
 def _run(command: list[str], extra: Mapping[str, str]) -> subprocess.CompletedProcess[str]:

@@ -52,7 +52,8 @@ class Stateful(Protocol):
 class Policy(Protocol):
     """A torch module that acts and can score what it did. It does not know which algorithm trains it.
 
-    `act` is a pure function of weights, observation and noise: randomness is handed in, keyed by (run seed, lane, turn),
+    `act` is a pure function of weights, observation and noise: randomness is handed in, keyed by (run seed, lane,
+    turn),
     so that an action does not depend on the batch it was computed in. `score(obs, act(obs, noise).record)` equals the
     recorded log-prob.
     """
@@ -72,7 +73,8 @@ class Policy(Protocol):
         """[S, F] to hang a value or Q head on."""
 
     def observe(self, obs: Observation) -> None:
-        """Take in a batch of observations for running statistics (normalisation); called by the learner between steps."""
+        """Take in a batch of observations for running statistics (normalisation); called by the learner between
+        steps."""
 
 
 @runtime_checkable
@@ -111,7 +113,8 @@ class Objective(Protocol):
     needs_reference: bool  # reads `Model.reference` (a KL term)
 
     def heads(self, spec: Spec, chunk: int = 1) -> Mapping[str, Head | float]:
-        """Networks (Head) and learnt scalars (their start value) needed besides the policy; `chunk` is `Policy.chunk`."""
+        """Networks (Head) and learnt scalars (their start value) needed besides the policy; `chunk` is
+        `Policy.chunk`."""
 
     def targets(self, model: Model, trajectory: Trajectory) -> tuple[Batch, Mapping[str, Metric]]:
         """Advantages, returns and whatever else `losses` reads; no gradients. [T, B] becomes S = T*B rows."""
@@ -120,7 +123,8 @@ class Objective(Protocol):
         """Denominators of these rows; additive over any cut of a batch."""
 
     def prepare(self, batch: Batch) -> Batch:
-        """One optimiser batch before it is cut into micro-batches: statistics over all its rows (advantage whitening)."""
+        """One optimiser batch before it is cut into micro-batches: statistics over all its rows (advantage
+        whitening)."""
 
     def losses(self, model: Model, batch: Batch, phase: str, noise: Array | None = None) -> Loss:
         """Terms to minimise in this phase, as sums over these rows."""
@@ -137,8 +141,9 @@ class Trainer(Resident, Stateful, Protocol):
 
     def forward_backward(
         self, batch: Batch, phase: Phase, counts: Mapping[str, Array | float], noise: Array | None = None
-    ) -> Mapping[str, Array]:
-        """Add the gradient of these rows, each term divided by `counts` (of the whole optimiser batch). Metric sums."""
+    ) -> Mapping[str, tuple[Array, str]]:
+        """Add the gradient of these rows, each term divided by `counts` (of the whole optimiser batch). Metric sums
+        over these rows, each with the name of its denominator."""
 
     def step(self, phase: Phase) -> Mapping[str, Array]:
         """Clip, move the phase's parameter group, clear gradients, move slow copies. Gradient norm as a metric."""
@@ -167,7 +172,8 @@ class VectorEnv(Protocol):
         """Finish the step."""
 
     def snapshot(self) -> Tree:
-        """A state to continue from. An env that cannot be saved mid-episode starts fresh episodes here, and its state says
+        """A state to continue from. An env that cannot be saved mid-episode starts fresh episodes here, and its
+        state says
         `cut: True`; what follows is the same after `snapshot` as after `restore`."""
 
     def restore(self, state: Tree) -> Observation:
@@ -185,7 +191,8 @@ class Renderer(Protocol):
 
 
 class Stage(Protocol):
-    """A plain class that turns items into items. It has no loop, no queue, no device; awaiting a service is its only wait."""
+    """A plain class that turns items into items. It has no loop, no queue, no device; awaiting a service is its only
+    wait."""
 
     def work(self, items: Sequence[Any]) -> Iterator[Any] | AsyncIterator[Any]:
         """Yield items for the next stage; `Weights` go along weights edges, `Report` to the driver."""

@@ -119,7 +119,9 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 def init_text(start: str | None, path: str, *overrides: str) -> str:
     """A commented recipe for `env/policy/objective` (each may be left out from the end), ready to check and train."""
     parts = {kind: {"name": name, **_examples(kind, name)} for kind, name in _parts(start or _DEFAULT).items()}
-    recipe = load({**parts, "evaluation": {}}, *overrides)
+    replayed = "propose" in registry.resolve("objective", parts["objective"]["name"]).requires
+    flow = {"flow": "offpolicy", "replay": {}} if replayed else {}
+    recipe = load({**parts, **flow, "evaluation": {}}, *overrides)
     return _HEAD.format(path=path) + "\n" + commented(recipe)
 
 

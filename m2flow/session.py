@@ -1,6 +1,7 @@
 """One run of one recipe: the run folder, the driver and everything that listens to it.
 
-The driver knows steps and workers; this knows what they mean to the user: metrics, alarms, evaluations, best checkpoint,
+The driver knows steps and workers; this knows what they mean to the user: metrics, alarms, evaluations, best
+checkpoint,
 early stop, progress, trace, report, and a status file that always says how the run stands.
 """
 
@@ -42,7 +43,7 @@ class EarlyStop:
         config = self.config
         if config.metric not in metrics:
             raise ValueError(
-                f"early_stop.metric: {config.metric!r} is not among the evaluation's numbers: {', '.join(sorted(metrics))}"
+                f"early_stop.metric: no {config.metric!r} among the evaluation's numbers: {', '.join(sorted(metrics))}"
             )
         value = metrics[config.metric]
         sign = 1.0 if config.mode == "max" else -1.0
@@ -53,7 +54,7 @@ class EarlyStop:
         else:
             self.waited += 1
         if config.patience is not None and self.waited >= config.patience:
-            return f"{config.metric} has not improved on {self.best:.4g} for {self.waited} evaluations (early_stop.patience)"
+            return f"{config.metric} stayed at {self.best:.4g} for {self.waited} evaluations (early_stop.patience)"
         return None
 
 
@@ -176,7 +177,7 @@ class Session:
 
     # ---- checkpoints
 
-    def _checkpoint_meta(self, step: int) -> Mapping[str, Any]:
+    def _checkpoint_meta(self, _step: int) -> Mapping[str, Any]:
         return {
             "metrics": dict(self.last),
             "seed": self.recipe.seed,

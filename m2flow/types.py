@@ -67,9 +67,12 @@ class Task:
 class Step:
     """What B lanes answered to one action each (the return value of `VectorEnv.step`).
 
-    `obs` is what the policy sees next; `final_obs` is the true successor of the action, which differs from `obs` only in
-    lanes that were reset within the same step. `valid` is False where a lane only reset itself and the action was ignored.
-    Example: 2 lanes, lane 1 hit its time limit: `truncated=[False, True]`, `final_obs[1]` the last observation of the old
+    `obs` is what the policy sees next; `final_obs` is the true successor of the action, which differs from `obs`
+    only in
+    lanes that were reset within the same step. `valid` is False where a lane only reset itself and the action was
+    ignored.
+    Example: 2 lanes, lane 1 hit its time limit: `truncated=[False, True]`, `final_obs[1]` the last observation of
+    the old
     episode, `obs[1]` the first of the new one.
     """
 
@@ -122,7 +125,8 @@ class Units:
 class Trajectory:
     """What travels to training: B columns, each a segment of one lane, T steps long; a column may hold two episodes.
 
-    Observations are stored once. `obs_at[t, b]` is the row seen at a step and `next_at[t, b]` the row that followed (the
+    Observations are stored once. `obs_at[t, b]` is the row seen at a step and `next_at[t, b]` the row that followed
+    (the
     true final observation at an episode end). Example: T=2, B=1, no episode end: `obs [3, ...]`, `obs_at [[0], [1]]`,
     `next_at [[1], [2]]`.
     """
@@ -154,7 +158,8 @@ class Trajectory:
 class Batch:
     """Rows ready for an Objective: S steps with their units. Made by `Objective.targets`, cut by `take` and `rows`.
 
-    `columns` holds whatever the Objective computed per step or per unit row (advantage, return, behaviour log-prob, ...).
+    `columns` holds whatever the Objective computed per step or per unit row (advantage, return, behaviour log-prob,
+    ...).
     Only dense units (one row per step) can be cut by row.
     """
 
@@ -189,7 +194,8 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A number with the rule by which it is combined. `mean` carries its weight, so that means of parts combine exactly.
+    """A number with the rule by which it is combined. `mean` carries its weight, so that means of parts combine
+    exactly.
 
     Example: `Metric(3.0, "mean", weight=2)` and `Metric(6.0, "mean", weight=1)` combine to 4.0 with weight 3.
     """
@@ -201,7 +207,8 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One part of a loss: a differentiable sum, what it is counted per, and its coefficient. Only the trainer divides."""
+    """One part of a loss: a differentiable sum, what it is counted per, and its coefficient. Only the trainer
+    divides."""
 
     name: str
     total: Array  # 0-d tensor
@@ -228,9 +235,11 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A network hung on `Policy.features`: an MLP of width `hidden` with `outputs` values, `copies` of them in parallel.
+    """A network hung on `Policy.features`: an MLP of width `hidden` with `outputs` values, `copies` of them in
+    parallel.
 
-    With `takes_action` the action joins the features (a Q head). `ema` > 0 keeps a slow copy: slow += ema * (fast - slow).
+    With `takes_action` the action joins the features (a Q head). `ema` > 0 keeps a slow copy: slow += ema * (fast -
+    slow).
     """
 
     outputs: int = 1
@@ -253,7 +262,8 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Wakes a source stage: `kind` is "step" or "evaluate", `step` the training step, `version` the weights to act with."""
+    """Wakes a source stage: `kind` is "step" or "evaluate", `step` the training step, `version` the weights to act
+    with."""
 
     step: int
     version: int
@@ -262,7 +272,8 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a stage tells the driver: metrics of a step, and a payload for whoever asked. `done` closes the stage's step."""
+    """What a stage tells the driver: metrics of a step, and a payload for whoever asked. `done` closes the stage's
+    step."""
 
     step: int
     metrics: Mapping[str, Metric] = field(default_factory=dict)

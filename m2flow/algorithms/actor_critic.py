@@ -21,9 +21,10 @@ from m2flow.types import Array, Batch, Head, Loss, Metric, Phase, Spec, Term, Tr
 class SAC:
     """Soft actor-critic (1801.01290, 1812.05905): twin critics with slow copies, entropy temperature learnt or fixed.
 
-    Columns of its batches: `reward`, `terminated` [S], `action` [S, A] (the recorded action, flattened), with
-    `next_obs` the true successor. A truncated step bootstraps like any other. The policy must `propose` (a
-    differentiable sample with its joint log-prob), and its record must hold under "action" what `propose` returns.
+    Its rows come from a replay channel, with the columns `reward`, `valid` [S, C] and `terminated` [S], and `next_obs`
+    the true successor; a truncated step bootstraps like any other. `prepare` makes `reward`, `terminated` [S] and
+    `action` [S, A] of them. The policy must `propose` (a differentiable sample with its joint log-prob), and its record
+    must hold under "action" what `propose` returns.
 
     `losses` takes `noise` [S, 2, *noise shape of the policy]: `noise[:, 0]` draws the next action of the critic's
     target, `noise[:, 1]` the action of the actor and temperature phases (the same, so that alpha sees what the actor
@@ -89,36 +90,37 @@ class SAC:
 
     @torch.no_grad()
     def targets(self, model: Model | None, trajectory: Trajectory) -> tuple[Batch, Mapping[str, Metric]]:
-        """Transitions for the replay buffer: the steps that were decisions, in the order t*B + b.
+        """Transitions as a replay channel holds them: the steps that were decisions, in the order t*B + b.
 
         Of `model` only the device and precision are read; None (where the buffer is filled elsewhere): CPU and float32.
         """
         device, dtype = like(model)
         trajectory = to_tensors(trajectory, device=device, dtype=dtype)
         check_rewards(trajectory)
-        record = trajectory.units.record
-        if "action" not in record:
-            raise ValueError(f"record: no 'action' among {sorted(record)}; SAC needs the executed action in the record")
         rows = valid_steps(trajectory)
-        reward, _ = chunk_reward(reward=trajectory.reward, valid=trajectory.valid)
-        columns = {
-            "reward": reward.reshape(-1)[rows] * self.reward_scale,
-            "terminated": trajectory.terminated.reshape(-1)[rows],
-            "action": record["action"][rows].flatten(1),
-        }
+        columns = {name: getattr(trajectory, name).flatten(0, 1)[rows] for name in ("reward", "valid", "terminated")}
         obs, after = (
             {name: x[at.reshape(-1)[rows]] for name, x in trajectory.obs.items()}
             for at in (trajectory.obs_at, trajectory.next_at)
         )
-        return Batch(obs, {name: x[rows] for name, x in record.items()}, columns, after), {}
+        return Batch(obs, {name: x[rows] for name, x in trajectory.units.record.items()}, columns, after), {}
+
+    def prepare(self, batch: Batch) -> Batch:
+        """What `losses` reads: rewards summed over the executed actions and scaled, and the actions flattened."""
+        record, columns = batch.record, batch.columns
+        if "action" not in record:
+            raise ValueError(f"record: no 'action' among {sorted(record)}; SAC needs the executed action in the record")
+        reward, _ = chunk_reward(reward=columns["reward"], valid=columns["valid"])
+        ready = {
+            "reward": reward * self.reward_scale,
+            "terminated": columns["terminated"],
+            "action": record["action"].flatten(1),
+        }
+        return Batch(batch.obs, record, ready, batch.next_obs)
 
     def counts(self, batch: Batch) -> Mapping[str, Array | float]:
         """All rows are steps."""
         return {"steps": float(batch.size)}
-
-    def prepare(self, batch: Batch) -> Batch:
-        """Nothing to do: rows do not depend on each other."""
-        return batch
 
     def losses(self, model: Model, batch: Batch, phase: str, noise: Array | None = None) -> Loss:
         """The terms of one phase, as sums over rows."""

@@ -100,6 +100,27 @@ def _flow(r: Any) -> Iterator[Problem]:
         yield Problem(("replay",), "flow onpolicy never reads a replay buffer; remove it, or use flow: offpolicy")
 
 
+def _objective(r: Any) -> Iterator[Problem]:
+    """An objective that proposes actions of its own learns from replayed steps; one that scores what was done does not."""
+    name, proposes = type(r.objective).__name__, "propose" in r.objective.requires
+    if proposes and r.flow == "onpolicy":
+        yield Problem(("flow",), f"{name} learns from a replay buffer; use flow: offpolicy and a replay section")
+    if not proposes and r.flow == "offpolicy":
+        yield Problem(
+            ("flow",), f"{name} learns from fresh trajectories and cannot read a replay buffer; use flow: onpolicy"
+        )
+
+
+def _replay(r: Any) -> Iterator[Problem]:
+    """The buffer fills up to its start before the run ends, or nothing would ever be trained."""
+    if r.flow != "offpolicy" or r.replay is None:
+        return
+    total = r.steps * r.rollout.lanes * r.rollout.length
+    if r.replay.start >= total:
+        origin = f"steps {r.steps} x rollout.lanes {r.rollout.lanes} x rollout.length {r.rollout.length} = {total} rows"
+        yield Problem(("replay", "start"), f"{r.replay.start} is not less than all that the run collects ({origin})")
+
+
 def _plan(r: Any) -> Iterator[Problem]:
     """A plan by name is one we know (a path has been read before); every replica has a lane to step."""
     if isinstance(r.plan, str):
@@ -150,6 +171,8 @@ def _recorders(r: Any) -> Iterator[Problem]:
 
 RULES: tuple[Rule, ...] = (
     Rule(("flow", "replay"), _flow),
+    Rule(("flow", "objective"), _objective),
+    Rule(("flow", "replay", "steps", "rollout.lanes", "rollout.length"), _replay),
     Rule(("plan", "rollout.lanes"), _plan),
     Rule(("rollout.lanes", "rollout.length", "learner.minibatch", "flow"), _minibatch),
     Rule(("rollout.lanes", "rollout.length", "learner", "flow", "replay", "objective"), _microbatch),

@@ -7,6 +7,7 @@ with the parent, however it ends: the operating system kills them (Linux), and a
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import mmap
@@ -21,7 +22,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -92,8 +93,9 @@ class WorkerEnv:
         self._pending = False
 
     def _start(self, render: bool) -> tuple[Spec, tuple[str, ...]]:
+        config = dataclasses.replace(self.config, kwargs=_plain(self.config.kwargs))  # so that workers import little
         for worker in self._workers:
-            worker.tell(("make", self.config, worker.seeds, render))
+            worker.tell(("make", config, worker.seeds, render))
         answers = [worker.answer(time.monotonic() + START_LIMIT, START_LIMIT) for worker in self._workers]
         spec, info = answers[0]
         return spec, info
@@ -263,6 +265,13 @@ class _Worker:
         tail = self.errors.read().decode(errors="replace").strip().splitlines()[-12:]
         printed = "; it printed:\n  " + "\n  ".join(tail) if tail else ""
         return WorkerFailed(f"environment worker of {self._lanes()}, process {self.process.pid}, {what}{printed}")
+
+
+def _plain(value: Any) -> Any:
+    """Mappings as dicts, all the way down."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return tuple(map(_plain, value)) if isinstance(value, tuple) else value
 
 
 def _shared_file() -> int:

@@ -84,7 +84,7 @@ class Progress:
 
     def note(self, text: str) -> None:
         """A line above the bar: an evaluation, a checkpoint, an alarm. Printed as it is, without markup."""
-        self.console.print(text, markup=False, highlight=False)
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def numbers(self) -> str:
         """The part behind the bar: rate, return, success, time left."""

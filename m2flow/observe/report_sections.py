@@ -170,8 +170,22 @@ def _protocol(runs: Sequence[RunData]) -> str:
     lines = []
     for text in seen[:3]:
         protocol = json.loads(text)
-        lines.append("; ".join(f"{k}: {v if isinstance(v, str) else json.dumps(v)}" for k, v in protocol.items()))
+        lines.append("; ".join(f"{k}: {brief(v)}" for k, v in protocol.items()))
     return "".join(f'<p class="note">Protocol: {escape(line[:600])}. Small: 95 % interval.</p>' for line in lines)
+
+
+def brief(value: Any) -> str:
+    """A value in few words: a run of whole numbers as its ends, long lists cut."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and len(value) > 3:
+        first, last = value[0], value[-1]
+        if all(isinstance(v, int) for v in value) and value == list(range(first, last + 1)):
+            return f"{first} to {last}"
+        return f"{', '.join(map(brief, value[:3]))}, ... ({len(value)} in all)"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{k} {brief(v)}" for k, v in value.items())
+    return json.dumps(value)
 
 
 def alarms(runs: Sequence[RunData]) -> str:

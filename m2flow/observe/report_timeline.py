@@ -251,9 +251,13 @@ def _strip(usage: Sequence[Utilisation]) -> str:
         mean = sum(s * u.seconds for s, u in zip(shares, usage, strict=True)) / total
         rows.append(
             f"<tr><td>{escape(name)}</td><td class='dim'>{kind}</td><td class='num'>{100 * mean:.0f} %</td>"
+            f"<td class='num'>{show_number(mean * total / len(usage))} s</td>"
             f"<td class='wide'>{_cells(shares, [u.step for u in usage])}</td></tr>"
         )
-    head = "<tr><th>busy</th><th></th><th class='num'>mean</th><th>per step, first to last</th></tr>"
+    head = (
+        "<tr><th>busy</th><th></th><th class='num'>of the step</th><th class='num'>mean</th>"
+        "<th>share per step, first to last</th></tr>"
+    )
     return f'<table class="strip">{head}{"".join(rows)}</table>'
 
 

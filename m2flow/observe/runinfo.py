@@ -44,6 +44,9 @@ def versions(names: Sequence[str] = PACKAGES) -> dict[str, str]:
     """Installed versions of the packages that can change a result; those not installed are left out. Imports
     nothing."""
     found = {}
+    own = getattr(sys.modules.get("m2flow"), "__version__", None)  # also where it runs from a checkout
+    if own is not None and "m2flow" in names:
+        found["m2flow"] = str(own)
     for name in names:
         try:
             found[name] = metadata.version(name)

@@ -1,6 +1,7 @@
 """Learner: turns trajectories (or sampled batches) into optimiser steps and publishes weights.
 
-It knows neither the algorithm (that is the Objective) nor the network (that is the Trainer's). Trajectories of a step are
+It knows neither the algorithm (that is the Objective) nor the network (that is the Trainer's). Trajectories of a
+step are
 kept until the step closes, put in lane order, and trained on as one batch; ready batches from a replay channel are
 trained on as they come. A new version is published when the step closes.
 """
@@ -39,7 +40,7 @@ class LearnerConfig:
             if value is not None and value < 1:
                 raise ValueError(f"{name}: must be at least 1 or null, got {value}")
         if self.minibatch is not None and self.microbatch is not None and self.microbatch > self.minibatch:
-            raise ValueError(f"microbatch: {self.microbatch} is larger than minibatch {self.minibatch}; lower microbatch")
+            raise ValueError(f"microbatch: {self.microbatch} exceeds minibatch {self.minibatch}; lower microbatch")
 
 
 class Learner:
@@ -108,7 +109,8 @@ class Learner:
         rows = self.config.minibatch or batch.size
         for epoch in range(self.config.epochs):
             if rows < batch.size:
-                order = np.random.Generator(np.random.Philox(seeds.derive(self.seed, step, epoch))).permutation(batch.size)
+                order = np.random.Generator(np.random.Philox(seeds.derive(self.seed, step,
+                epoch))).permutation(batch.size)
                 shuffled = batch.take(torch.from_numpy(order))
             else:
                 shuffled = batch

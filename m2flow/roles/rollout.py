@@ -127,7 +127,8 @@ class _Lanes:
             segment.acted(t, action, self.ids * EPISODES_PER_LANE + self.episode)
             alive = np.ones(len(self.ids), bool)
             for c in range(self.acting.chunk):
-                # A lane whose episode ended inside the chunk holds still until the next decision; those steps count nowhere.
+                # A lane whose episode ended inside the chunk holds still until the next decision; those steps count
+                # nowhere.
                 self.env.send(decoded[:, c] if c == 0 else np.where(_like(alive, decoded[:, c]), decoded[:, c], 0))
                 if self.overlap:
                     await asyncio.sleep(0)

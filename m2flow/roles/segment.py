@@ -20,7 +20,8 @@ class Segment:
         for name, array in obs.items():
             self.obs[name][:lanes] = array
         self.next_at = np.arange(lanes, self.rows).reshape(length, lanes)
-        self.finals: list[tuple[int, np.ndarray[Any, Any], Observation]] = []  # (t, lanes, rows) of true final observations
+        # (t, lanes, rows) of true final observations
+        self.finals: list[tuple[int, np.ndarray[Any, Any], Observation]] = []
         self.reward = np.zeros((length, lanes, chunk), np.float32)
         self.valid = np.zeros((length, lanes, chunk), bool)
         self.terminated = np.zeros((length, lanes), bool)

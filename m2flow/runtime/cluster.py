@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from pathlib import Path
 
 from m2flow.flow.cluster import Cluster, Device
 
@@ -28,9 +29,8 @@ def host_memory() -> int:
     """Bytes of memory on this host, bounded by the container's limit where there is one."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        if os.path.exists(path):
-            with open(path) as limit:
-                text = limit.read().strip()
+        if Path(path).exists():
+            text = Path(path).read_text(encoding="ascii").strip()
             if text.isdigit():
                 total = min(total, int(text))
     return total

@@ -16,14 +16,15 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from m2flow.comm.channel import Closed
+from m2flow.flow.cluster import Cluster
 from m2flow.flow.graph import Flow
 from m2flow.flow.plan import Plan
 from m2flow.flow.plan import check as check_plan
-from m2flow.flow.cluster import Cluster
 from m2flow.protocols import Store, Transport
 from m2flow.runtime.failures import RunFailed, Stalled
 from m2flow.runtime.lease import LeaseManager
@@ -47,14 +48,22 @@ class DriverConfig:
     stop_limit: float = 15.0  # seconds a worker may take to stop
 
 
+def _nothing(*_: Any) -> None:
+    """The hook that nobody set."""
+
+
+def _no_notes(_step: int) -> Mapping[str, Any]:
+    return {}
+
+
 @dataclass(slots=True)
 class Hooks:
     """Who is told. `on_step` and `on_evaluation` may return a reason to stop."""
 
-    on_step: Callable[[int, dict[str, list[Metric]]], str | None] = lambda step, metrics: None
-    on_spans: Callable[[Spans], None] = lambda spans: None
-    on_evaluation: Callable[[int, list[Any]], str | None] = lambda step, payloads: None
-    checkpoint_meta: Callable[[int], Mapping[str, Any]] = lambda step: {}
+    on_step: Callable[[int, dict[str, list[Metric]]], str | None] = _nothing
+    on_spans: Callable[[Spans], None] = _nothing
+    on_evaluation: Callable[[int, list[Any]], str | None] = _nothing
+    checkpoint_meta: Callable[[int], Mapping[str, Any]] = _no_notes
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +122,8 @@ class Driver:
 
     def run(self, *, resume: bool = False) -> Outcome:
         """Train until the last step or until a hook asks to stop."""
-        start, states = 0, {}
+        start = 0
+        states: Tree = {}
         if resume:
             if self.store is None:
                 raise ValueError("resume: there is no checkpoint store")
@@ -144,7 +154,7 @@ class Driver:
             while progress.done < barrier and reason is None:
                 self._admit(barrier)
                 done = progress.done
-                self._until(lambda done=done: self.progress.done > done or self._admissible(barrier), "a step to finish")
+                self._until(partial(self._moved, done, barrier), "a step to finish")
                 for step in range(done, progress.done):
                     reason = reason or self.hooks.on_step(step, progress.metrics.pop(step))
             self._drain()
@@ -152,6 +162,10 @@ class Driver:
         if reason is not None or not self._saves_at(progress.done):
             self._save(progress.done)
         return Outcome(progress.done, reason)
+
+    def _moved(self, done: int, barrier: int) -> bool:
+        """Whether a step has finished since `done`, or another may start."""
+        return self.progress.done > done or self._admissible(barrier)
 
     def _drain(self) -> None:
         """Let admitted steps finish, so that nothing is in flight."""
@@ -174,11 +188,8 @@ class Driver:
         return done >= self.config.steps or (self.config.save_every > 0 and done % self.config.save_every == 0)
 
     def _next_boundary(self, done: int) -> int:
-        marks = [self.config.steps]
-        for every in (self.config.evaluate_every, self.config.save_every):
-            if every > 0:
-                marks.append((done // every + 1) * every)
-        return min(marks)
+        rhythms = (self.config.evaluate_every, self.config.save_every)
+        return min(self.config.steps, *((done // every + 1) * every for every in rhythms if every > 0))
 
     def _admissible(self, barrier: int) -> bool:
         progress, lag = self.progress, self.plan.lag

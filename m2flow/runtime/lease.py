@@ -1,6 +1,7 @@
 """Who holds a device now. A stage that shares devices takes a lease before it works and gives it back after.
 
-All devices of a lease are taken at once, first come first served, so nobody waits while holding. The manager lives in the
+All devices of a lease are taken at once, first come first served, so nobody waits while holding. The manager lives
+in the
 driver; owners that die lose their leases.
 """
 
@@ -56,12 +57,14 @@ class LeaseManager:
         for request in self.waiting:
             if now - request.since > self.limit:
                 holders = {d: self.holders[d] for d in request.devices if d in self.holders}
-                held = ", ".join(f"{d} held by {owner} for {now - since:.0f} s" for d, (owner, since) in holders.items())
+                held = ", ".join(f"{d} held by {owner} for {now - since:.0f} s" for d, (owner, since) in
+                holders.items())
                 return f"{request.owner} has waited {now - request.since:.0f} s for {request.devices}: {held}"
         return None
 
     def _serve(self) -> None:
-        """Grant from the front; a later request may pass only if it touches none of the devices waited for before it."""
+        """Grant from the front; a later request may pass only if it touches none of the devices waited for before
+        it."""
         blocked: set[str] = set()
         for request in list(self.waiting):
             if blocked.isdisjoint(request.devices) and not any(d in self.holders for d in request.devices):

@@ -72,7 +72,7 @@ class Host:
             self.doing = "waits for the driver's next tick"
             for tick in await self.inbox.aget(1):
                 assert isinstance(tick, Tick)
-                await self._turn(lambda tick=tick: self.stage.work([tick]), tick.step, tick.kind)
+                await self._turn(self.stage.work, [tick], tick.step, tick.kind)
                 await self.end(tick.step, tick.kind)
 
     async def _consume(self) -> None:
@@ -88,11 +88,11 @@ class Host:
                 if self.sampler is not None:
                     held += items
                 elif items:
-                    await self._turn(lambda items=items: self.stage.work(items), step, "work")
+                    await self._turn(self.stage.work, items, step, "work")
             if self.sampler is not None:
                 await self._sample(self.sampler, held, step)
             if hasattr(self.stage, "close_step"):
-                await self._turn(lambda: self.stage.close_step(step), step, "close")
+                await self._turn(self.stage.close_step, step, step, "close")
             await self.end(step, "step")
             step += 1
 
@@ -102,17 +102,17 @@ class Host:
             sampler.put(trajectory)
         batches = sampler.ready()
         if batches:
-            await self._turn(lambda: self.stage.work(batches), step, "work")
+            await self._turn(self.stage.work, batches, step, "work")
 
-    async def _turn(self, make: Callable[[], Iterable[Any] | AsyncIterator[Any]], step: int, kind: str) -> None:
-        """One turn on the devices: lease, run, emit, release, and a span of it."""
+    async def _turn(self, work: Callable[[Any], Any], given: Any, step: int, kind: str) -> None:
+        """One turn on the devices: lease, `work(given)`, emit what it yields, release, and a span of it."""
         if self.acquire is not None:
             self.doing = f"waits for its turn on {self.device} (step {step})"
             await self.acquire()
         self.doing = f"{kind} of step {step}"
         start = time.monotonic()
         try:
-            made = make()
+            made: Iterable[Any] | AsyncIterator[Any] = work(given)
             if isinstance(made, AsyncIterator):
                 async for output in made:
                     await self.emit(output, step)

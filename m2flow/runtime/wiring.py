@@ -1,6 +1,7 @@
 """From (flow, plan) to workers and the connections between them. Pure: nothing is started here.
 
-A worker hosts one replica of a node. Nodes joined by a call edge and placed alike live in one worker, so that a call is a
+A worker hosts one replica of a node. Nodes joined by a call edge and placed alike live in one worker, so that a call
+is a
 function call.
 """
 
@@ -100,7 +101,8 @@ def _together(flow: Flow, plan: Plan) -> list[tuple[str, ...]]:
 
 
 def _leases(flow: Flow, plan: Plan) -> dict[str, tuple[str, ...]]:
-    """Devices on which a stage must take turns: those it (or a service it calls) shares with somebody it does not call."""
+    """Devices on which a stage must take turns: those it (or a service it calls) shares with somebody it does not
+    call."""
     reach = {
         node.name: {node.name} | {e.dst for e in flow.edges if isinstance(e, Call) and e.src == node.name}
         for node in flow.nodes

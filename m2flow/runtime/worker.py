@@ -1,11 +1,13 @@
 """A worker: one thread or process that hosts stages and services, and talks to its peers over links.
 
-Messages on a link are tuples: (kind, ...). A reader thread per link hands them to the worker's event loop; only questions
+Messages on a link are tuples: (kind, ...). A reader thread per link hands them to the worker's event loop; only
+questions
 about the worker's own health are answered by the reader itself, so that a stuck worker can still say where it is stuck.
 
     tick stage Tick | item dst Entry | end dst Entry | weights service Weights | call id service method args
     reply id ok value | granted stage | state id | restore id states | go step | status id | stop
-    to the driver: ready | loaded service rank version | report stage rank Report | spans list | acquire/release | failed
+    to the driver: ready | loaded service rank version | report stage rank Report | spans list | acquire/release |
+    failed
 """
 
 from __future__ import annotations
@@ -112,7 +114,7 @@ class Worker:
         try:
             self._build()
             self._tell("ready", self.spec.id, os.getpid())
-        except Exception as error:  # reported to the driver as this worker's failure
+        except Exception as error:  # noqa: BLE001 - reported to the driver as this worker's failure
             self._fail(self.spec.nodes[0], error)
         for reader in readers:
             reader.start()
@@ -252,7 +254,7 @@ class Worker:
     def _receive(self, message: tuple[Any, ...]) -> None:
         try:
             self._dispatch(message)
-        except Exception as error:  # reported to the driver as this worker's failure
+        except Exception as error:  # noqa: BLE001 - reported to the driver as this worker's failure
             self._fail(str(message[1]) if len(message) > 1 else self.spec.id, error)
 
     def _dispatch(self, message: tuple[Any, ...]) -> None:
@@ -274,7 +276,7 @@ class Worker:
     def _on_call(self, number: int, caller: str, service: str, method: str, args: tuple[Any, ...]) -> None:
         try:
             answer = (True, getattr(self.nodes[service], method)(*args))
-        except Exception as error:  # travels to the caller, whose stage fails with it
+        except Exception as error:  # noqa: BLE001 - travels to the caller, whose stage fails with it
             answer = (False, f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
         self._post(caller, ("reply", number, *answer))
 
@@ -323,7 +325,7 @@ class Worker:
             await host.run()
         except Closed:
             return
-        except Exception as error:  # reported to the driver as this stage's failure
+        except Exception as error:  # noqa: BLE001 - reported to the driver as this stage's failure
             self._fail(host.name, error)
 
     # ---- health

@@ -38,7 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"registry", "spec", "build", "config", "flow", "runtime", "roles", "comm", "backends", "observe"},
     "api": BASE
     | {"registry", "_version", "spec", "session", "build", "config", "flow", "runtime", "roles", "backends", "observe"},
-    "cli": {"_version", "api", "config", "doctor", "registry", "scaffold"},
+    "cli": {"_version", "api", "config", "doctor", "observe", "registry", "scaffold"},
 }
 # Third-party package -> where alone it may be imported (a part of m2flow, or one module). One foreign world, one place.
 HOMES: dict[str, tuple[str, ...]] = {

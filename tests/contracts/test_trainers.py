@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -106,7 +107,7 @@ def test_a09_metrics_are_sums_with_their_denominators(config: Any) -> None:
     for edges in ((0, 24), (0, 1, 9, 24)):
         trainer = config.build(policy(), objective, 0)
         sums: dict[str, float] = {}
-        for start, stop in zip(edges[:-1], edges[1:], strict=True):
+        for start, stop in pairwise(edges):
             got = trainer.forward_backward(rows.rows(start, stop), objective.phases[0], counts)
             for name, (total, per) in got.items():
                 sums[name] = sums.get(name, 0.0) + float(total) / float(counts[per])

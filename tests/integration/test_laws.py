@@ -85,7 +85,8 @@ def test_law_4_stop_and_resume_is_exact(tmp_path: Path, env: dict[str, Any]) -> 
 SCRIPT = """
 import sys, m2flow
 from tests.integration import small
-m2flow.train(small.recipe(steps=400, checkpoint={"every": 1, "keep": 2}, plan=small.PLANS["disaggregated"]), run_dir=sys.argv[1], quiet=True)
+recipe = small.recipe(steps=400, checkpoint={"every": 1, "keep": 2}, plan=small.PLANS["disaggregated"])
+m2flow.train(recipe, run_dir=sys.argv[1], quiet=True)
 """
 
 
@@ -111,7 +112,8 @@ def test_law_4_kill_9_leaves_a_checkpoint_that_continues_exactly(tmp_path: Path)
 def _children(pid: int) -> list[int]:
     import psutil
 
-    return [child.pid for child in psutil.Process(pid).children(recursive=True) if "spawn_main" in " ".join(child.cmdline())]
+    children = psutil.Process(pid).children(recursive=True)
+    return [child.pid for child in children if "spawn_main" in " ".join(child.cmdline())]
 
 
 def _gone(pids: list[int]) -> bool:

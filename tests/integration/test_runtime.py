@@ -18,7 +18,9 @@ from tests.integration import toy_flow
 PLANS = [("shared", 1), ("shared", 2), ("apart", 1), ("processes", 1), ("processes", 2)]
 
 
-def run(tmp_path: Path, kind: str, replicas: int = 1, *, steps: int = 4, lag: int = 0, stall: float = 60.0, **source: Any):
+def run(
+    tmp_path: Path, kind: str, replicas: int = 1, *, steps: int = 4, lag: int = 0, stall: float = 60.0, **source: Any
+) -> tuple[Driver, dict[int, float]]:
     seen: dict[int, float] = {}
 
     def on_step(step: int, metrics: Any) -> None:

@@ -1,4 +1,5 @@
-"""A small flow without learning, to test the runtime alone: numbers go source -> (asks a service) -> sink -> weights back."""
+"""A small flow without learning, to test the runtime alone: numbers go source -> (asks a service) -> sink -> weights
+back."""
 
 from __future__ import annotations
 

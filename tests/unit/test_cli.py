@@ -218,7 +218,7 @@ def test_every_key_of_every_part_has_a_meaning() -> None:
         for line in scaffold.reference().splitlines()
         if line.startswith("| `") and line.rstrip().endswith("|  |")
     ]
-    assert len(empty) <= 40, empty
+    assert not empty
 
 
 def test_meanings_are_found_beside_above_and_below_a_field() -> None:
@@ -266,7 +266,7 @@ def test_doctor_names_a_run_whose_process_is_gone(capsys: pytest.CaptureFixture[
     write_status(folder, "running", step=3, steps=9)
     text = folder.status.read_text()
     folder.status.write_text(text.replace(f'"pid": {os.getpid()}', f'"pid": {child.stdout.strip()}'))
-    findings = doctor.examine(tmp_path / "runs")
+    findings = list(doctor._runs(tmp_path / "runs"))
     assert [f.text for f in findings if "lost" in f.text] == [f"{folder.path} stopped without a word after step 3"]
 
 
@@ -303,6 +303,8 @@ def test_doctor_finds_no_bad_pair_among_good_versions(monkeypatch: pytest.Monkey
 
 def test_doctor_reports_a_broken_installation_instead_of_dying(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "m2flow.runtime.cluster", None)
+    monkeypatch.setattr(doctor, "_torch", lambda: ())
+    monkeypatch.setattr(doctor, "_graphics", lambda: ())
     findings = doctor.examine(tmp_path)
     assert any(f.level == "problem" and "cannot look further" in f.text for f in findings)
     assert any("disk free" in f.text for f in findings), "the checks after it still run"
@@ -336,7 +338,10 @@ def test_train_show_ls_eval_and_resume_agree_about_a_run(capsys: pytest.CaptureF
     assert code == 0
     assert "seed-0" in out
     assert "seed-1" in out
-    assert call(capsys, "eval", str(tmp_path / "runs/both/seed-0"), "--seeds", "2")[0] == 0
+    code, out, _ = call(capsys, "eval", str(tmp_path / "runs/both/seed-0"), "--seeds", "2")
+    assert code == 0
+    assert "weights after step 2, 2 episodes" in out
+    assert "eval/success_once" in out
     code, _, err = call(capsys, "resume", str(tmp_path / "runs/both/seed-0"))
     assert code == 2
     assert "has done 2 of 2 steps" in err

@@ -349,6 +349,7 @@ class Coupled:
     """An objective with batch norm."""
 
     couples_batch: bool = True
+    requires: frozenset[str] = frozenset({"score"})
 
 
 def test_a20_a_batch_smaller_than_its_replicas_is_refused_with_both_numbers() -> None:
@@ -372,9 +373,23 @@ def test_a_plan_is_a_known_name_or_a_file_that_is_read_into_the_recipe(tmp_path:
 
 def test_a_replay_buffer_belongs_to_the_off_policy_flow() -> None:
     assert "flow onpolicy never reads a replay buffer" in refused({**START, "replay": {}})[0]
-    lines = refused({**START, "objective": "sac", "flow": "offpolicy"})
-    assert any("flow offpolicy trains from a replay buffer" in line for line in lines)
-    assert config.load({**START, "objective": "sac", "flow": "offpolicy", "replay": {}}).replay is not None
+    sac = {**START, "objective": "sac", "flow": "offpolicy"}
+    (line,) = refused(sac)
+    assert "flow offpolicy trains from a replay buffer" in line
+    assert config.load({**sac, "replay": {}}).replay is not None
+    (line,) = refused({**sac, "steps": 5, "rollout": {"lanes": 2, "length": 10}, "replay": {"start": 100}})
+    assert line.startswith("replay.start: 100 is not less than all that the run collects")
+    assert line.endswith("(steps 5 x rollout.lanes 2 x rollout.length 10 = 100 rows)")
+
+
+def test_an_objective_goes_with_the_flow_that_feeds_it() -> None:
+    (line,) = refused({**START, "objective": "sac"})
+    assert line == "flow: SAC learns from a replay buffer; use flow: offpolicy and a replay section"
+    (line,) = refused({**START, "flow": "offpolicy", "replay": {}})
+    assert line.startswith("flow: PPO learns from fresh trajectories and cannot read a replay buffer")
+
+
+def test_an_unknown_flow_is_answered_with_the_nearest() -> None:
     assert "did you mean 'offpolicy'?" in refused({**START, "flow": "off_policy"})[0]
 
 

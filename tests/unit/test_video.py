@@ -29,7 +29,7 @@ def read(path: Path) -> tuple[dict[str, Any], np.ndarray[Any, Any]]:
 
 def frames(count: int, height: int = 48, width: int = 64) -> np.ndarray[Any, Any]:
     """Frames whose brightness is their number."""
-    return np.stack([np.full((height, width, 3), 40 * i + 20, np.uint8) for i in range(count)])
+    return np.stack([np.full((height, width, 3), (40 * i + 20) % 256, np.uint8) for i in range(count)])
 
 
 def test_a16_five_frames_survive_a_process_that_ends_at_once(tmp_path: Path) -> None:

@@ -248,6 +248,13 @@ class TorchTrainer:
         self.version = int(state["version"])
 
     def _check(self) -> None:
+        """Raise RuntimeError if the model no longer holds what is being trained."""
+        here = dict(self.model.named_parameters())
+        replaced = [name for name, parameter in self.model.trainable.items() if here.get(name) is not parameter]
+        if replaced:
+            raise RuntimeError(
+                f"{replaced[0]} was replaced behind the trainer's back; load values in place (assign=False)"
+            )
         for group in self.groups.values():
             group.flat.check()
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 
@@ -29,11 +28,11 @@ def drawn(objective, model, *, seed=0, rows=12, dtype=torch.float64):
 
     batch = Batch(
         obs={"state": normal(rows, 3)},
-        record={},
+        record={"action": torch.tanh(normal(rows, 1, 2))},
         columns={
-            "reward": normal(rows),
+            "reward": normal(rows, 1),
+            "valid": torch.ones(rows, 1, dtype=torch.bool),
             "terminated": torch.arange(rows) % 3 == 0,
-            "action": torch.tanh(normal(rows, 2)),
         },
         next_obs={"state": normal(rows, 3)},
     )
@@ -50,9 +49,10 @@ def test_targets_are_the_valid_transitions_in_order():
     assert metrics == {}
     assert batch.size == len(kept)
     t, b = np.unravel_index(kept, (8, 3))
-    np.testing.assert_allclose(batch.columns["reward"], 2.0 * trajectory.reward[t, b, 0])
+    ready = objective.prepare(batch)
+    np.testing.assert_allclose(ready.columns["reward"], 2.0 * trajectory.reward[t, b, 0])
     np.testing.assert_array_equal(batch.columns["terminated"], trajectory.terminated[t, b])
-    np.testing.assert_array_equal(batch.columns["action"], trajectory.units.record["action"][kept].reshape(-1, 2))
+    np.testing.assert_array_equal(ready.columns["action"], trajectory.units.record["action"][kept].reshape(-1, 2))
     np.testing.assert_array_equal(batch.obs["state"], trajectory.obs["state"][trajectory.obs_at[t, b]])
     np.testing.assert_array_equal(batch.next_obs["state"], trajectory.obs["state"][trajectory.next_at[t, b]])
     ends = trajectory.truncated[t, b]
@@ -72,7 +72,7 @@ def test_targets_need_no_model():
 def test_chunk_rewards_are_summed_over_executed_actions():
     model = make(SAC(), kind="gaussian", chunk=3)
     trajectory = collect(model, seed=2)
-    batch, _ = SAC().targets(model, poison(trajectory, math.nan))
+    batch = SAC().prepare(SAC().targets(model, poison(trajectory, math.nan))[0])
     step = trajectory.valid.any(-1)
     expected = np.where(trajectory.valid, trajectory.reward, 0).sum(-1)[step]
     np.testing.assert_allclose(batch.columns["reward"], expected)
@@ -86,7 +86,7 @@ def test_three_phases_equal_the_formulas_of_the_papers(backup, fixed):
     model = squashed(objective)
     batch, noise = drawn(objective, model)
     alpha = torch.tensor(0.5 if fixed is None else fixed, dtype=torch.float64)
-    columns, n = batch.columns, batch.size
+    columns, n = objective.prepare(batch).columns, batch.size
     with torch.no_grad():
         after, logp = model.policy.propose(batch.next_obs, noise[:, 0])
         slow = model.value("q", batch.next_obs, after, slow=True)[..., 0]
@@ -117,6 +117,7 @@ def test_a_terminated_step_stops_the_bootstrap_and_nothing_else_does():
     objective = SAC()
     model = squashed(objective)
     batch, noise = drawn(objective, model)
+    batch = objective.prepare(batch)
     ended = batch.columns["terminated"]
 
     def target(b):
@@ -144,6 +145,7 @@ def test_the_actor_and_temperature_phases_see_the_same_action():
     objective = SAC(initial_temperature=1.0, target_entropy=-3.0)
     model = squashed(objective)
     batch, noise = drawn(objective, model)
+    batch = objective.prepare(batch)
     entropy = float(objective.losses(model, batch, "actor", noise).metrics["entropy"][0])
     term = objective.losses(model, batch, "temperature", noise).terms[0]
     assert term.total.item() == pytest.approx(entropy - (-3.0) * batch.size)  # alpha 1: sum of entropy minus target
@@ -187,10 +189,8 @@ def test_what_is_missing_is_named():
         objective.losses(model, dataclasses.replace(batch, next_obs=None), "critic", noise)
     with pytest.raises(ValueError, match="phase: 'update', expected one of critic, actor, temperature"):
         objective.losses(model, batch, "update", noise)
-    trajectory = collect(make(SAC()), seed=0)
-    units = dataclasses.replace(trajectory.units, record={"tokens": trajectory.units.record["action"]})
-    with pytest.raises(ValueError, match="record: no 'action'"):
-        objective.targets(model, dataclasses.replace(trajectory, units=units))
+    with pytest.raises(ValueError, match=r"record: no 'action' among \['tokens'\]"):
+        objective.prepare(dataclasses.replace(batch, record={"tokens": batch.record["action"]}))
 
 
 @pytest.mark.parametrize(
@@ -226,13 +226,14 @@ def test_sac_finds_the_best_action_and_its_target_entropy():
         obs = {"state": torch.tensor([1.0, 0.0, 0.0]).expand(64, 3)}
         action = 2 * torch.rand(64, 2, generator=rng) - 1
         reward = -4 * (action - goal).square().sum(1)
-        columns = {"reward": reward, "terminated": torch.ones(64, dtype=torch.bool), "action": action}
-        batch = Batch(obs, {}, columns, obs)
+        yes = torch.ones(64, dtype=torch.bool)
+        columns = {"reward": reward[:, None], "valid": yes[:, None], "terminated": yes}
+        batch = Batch(obs, {"action": action[:, None]}, columns, obs)
         noise = torch.randn(64, 2, 2, generator=rng)
         for phase in objective.phases:
             gradient(objective, model, batch, [], phase.name, noise)
             optimisers[phase.group].step()
-    batch = copy.copy(batch)
+    batch = objective.prepare(batch)
     entropy = float(objective.losses(model, batch, "actor", noise).metrics["entropy"][0]) / 64
     mode = torch.tanh(model.policy.mean(batch.obs))[0]
     assert (mode - goal).abs().max() < 0.2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,10 @@ class Fit:
 
     def losses(self, model: Any, batch: Batch, phase: str, noise: Any = None) -> Loss:
         logprob = model.policy.score(batch.obs, batch.record).logprob.sum((1, 2))
-        error = (model.value("value", batch.obs).squeeze(-1) - batch.columns["target"]).square()
-        error = torch.where(batch.columns["mask"], error, 0.0)
+        mask = batch.columns["mask"]
+        # Masked before the square: the gradient of a masked NaN would be 0 * NaN.
+        target = torch.where(mask, batch.columns["target"], 0.0)
+        error = torch.where(mask, model.value("value", batch.obs).squeeze(-1) - target, 0.0).square()
         terms = (
             Term("clone", -logprob.sum(), "rows"),
             Term("value", error.sum(), "values", self.coef),
@@ -85,7 +88,7 @@ def update(trainer: Any, rows: Batch, cuts: tuple[int, ...] = ()) -> dict[str, A
     counts = trainer.objective.counts(rows)
     edges = (0, *cuts, rows.size)
     for phase in trainer.objective.phases:
-        for start, stop in zip(edges[:-1], edges[1:], strict=True):
+        for start, stop in pairwise(edges):
             trainer.forward_backward(rows.rows(start, stop), phase, counts)
         out |= trainer.step(phase)
     return out

@@ -130,7 +130,10 @@ def test_the_action_log_is_pruned_and_still_restores_long_running_lanes() -> Non
     ("space", "field"),
     [
         (gym_spaces.Box(-2.0, 3.0, (2,), np.float32), Field((2,), "float32", -2.0, 3.0)),
-        (gym_spaces.Box(np.array([0.0, -1.0]), np.array([1.0, 1.0]), dtype=np.float64), Field((2,), "float64", (0.0, -1.0), 1.0)),
+        (
+            gym_spaces.Box(np.array([0.0, -1.0]), np.array([1.0, 1.0]), dtype=np.float64),
+            Field((2,), "float64", (0.0, -1.0), 1.0),
+        ),
         (gym_spaces.Box(-np.inf, np.inf, (2, 2)), Field((2, 2), "float32")),
         (gym_spaces.Box(-1.7e308, 1.7e308, (1,), np.float64), Field((1,), "float64")),
         (gym_spaces.Discrete(7, start=-3), Field((), "int64", categories=7)),
@@ -147,14 +150,16 @@ def test_spaces_without_a_fixed_shape_are_refused() -> None:
     with pytest.raises(ValueError, match="no fixed shape"):
         spaces.leaves(gym_spaces.Dict({"words": gym_spaces.Text(5)}))
     with pytest.raises(ValueError, match="two parts would be called"):
-        spaces.leaves(gym_spaces.Dict({"a_b": gym_spaces.Discrete(2), "a": gym_spaces.Dict({"b": gym_spaces.Discrete(2)})}))
+        spaces.leaves(
+            gym_spaces.Dict({"a_b": gym_spaces.Discrete(2), "a": gym_spaces.Dict({"b": gym_spaces.Discrete(2)})})
+        )
     with pytest.raises(ValueError, match="one array per action"):
         spaces.action_encoder(gym_spaces.Dict({"a": gym_spaces.Discrete(2)}))
 
 
 def test_unknown_ids_are_errors_that_say_how_to_name_an_environment_of_another_package() -> None:
     for name in ("NoSuchThing-v0", "no_such_package:Thing-v0"):
-        with pytest.raises(ValueError, match="'package.module:Id'"):
+        with pytest.raises(ValueError, match=r"'package\.module:Id'"):
             GymnasiumConfig(id=name).spec()
 
 

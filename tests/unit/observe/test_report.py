@@ -12,7 +12,7 @@ import pytest
 
 from m2flow.observe.layout import RunFolder
 from m2flow.observe.report import island, write_report
-from m2flow.observe.report_sections import HOW_TO_GET_VIDEOS, pick
+from m2flow.observe.report_sections import HOW_TO_GET_VIDEOS, brief, pick
 from m2flow.observe.report_timeline import KEEP_STEPS, gantt, gantt_svg, typical
 from m2flow.observe.timeline import utilisation
 from m2flow.observe.trace import Span
@@ -233,3 +233,10 @@ def test_the_timeline_opens_at_a_typical_pair_of_steps() -> None:
     assert typical([]) is None
     assert typical(utilisation(many_spans(1))) == (0, 0)
     assert typical(utilisation(many_spans(2))) == (0, 1)
+
+
+def test_protocols_are_shown_in_few_words() -> None:
+    assert brief(list(range(1000, 1050))) == "1000 to 1049"
+    assert brief([3, 1, 4, 1, 5]) == "3, 1, 4, ... (5 in all)"
+    assert brief([True, None]) == "[true, null]"
+    assert brief({"env": "toy", "radius": 0.1}) == "env toy, radius 0.1"

@@ -38,7 +38,8 @@ def score(function: str, items: list[Any], **kwargs: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "value", [1, True, 1.0, np.float32(1.0), np.int64(1), np.bool_(True), np.array(1.0), torch.tensor(1.0), torch.tensor(1)]
+    "value",
+    [1, True, 1.0, np.float32(1.0), np.int64(1), np.bool_(True), np.array(1.0), torch.tensor(1.0), torch.tensor(1)],
 )
 def test_a05_every_kind_of_number_is_a_reward(value: Any) -> None:
     got = score("plain", [value])["reward"]
@@ -53,7 +54,9 @@ def test_a05_zero_is_a_value(zero: Any) -> None:
     assert got["reward"].tolist() == [0.0]
 
 
-@pytest.mark.parametrize("wrong", [None, math.nan, math.inf, "1.0", [1.0], np.zeros(1), torch.tensor(math.nan), object()])
+@pytest.mark.parametrize(
+    "wrong", [None, math.nan, math.inf, "1.0", [1.0], np.zeros(1), torch.tensor(math.nan), object()]
+)
 def test_a05_what_is_no_number_is_an_error_that_names_the_sample(wrong: Any) -> None:
     with pytest.raises(ValueError, match="sample 2"):
         score("plain", [0.0, 1.0, wrong])
@@ -105,5 +108,5 @@ def test_config_errors_name_the_field(config: dict[str, Any], message: str) -> N
 
 @pytest.mark.parametrize("name", ["no_such_package:score", HERE + "no_such_name", HERE + "NOT_A_FUNCTION"])
 def test_functions_that_do_not_exist_are_errors_at_build(name: str) -> None:
-    with pytest.raises(ValueError, match="^function: "):
+    with pytest.raises(ValueError, match=r"^function: "):
         FunctionRewardConfig(function=name).build()
