@@ -64,14 +64,15 @@ def train(
 
     actor = layers(seeds.derive(seeds.derive(seed, "policy"), "mlp"), dims, 0.01)
     critic = layers(seeds.derive(seed, "head", "value"), 1, 1.0)
-    start = [*actor[:4], torch.zeros(dims), *actor[4:], *critic]  # in the order in which the product registers them
+    # in the order in which the product keeps them, so that sums over all of them agree to the last bit
+    start = [*actor[:4], torch.zeros(dims), *actor[4:], *critic[::2], *critic[1::2]]
     flat = torch.cat([x.reshape(-1) for x in start])
     grad, first, second = torch.zeros_like(flat), torch.zeros_like(flat), torch.zeros_like(flat)
     sizes = [x.numel() for x in start]
     views = [nn.Parameter(part.view_as(x)) for part, x in zip(flat.split(sizes), start, strict=True)]
     for view, part in zip(views, grad.split(sizes), strict=True):
         view.grad = part.view_as(view)
-    w1, b1, w2, b2, log_std, w3, b3, v1, c1, v2, c2, v3, c3 = views
+    w1, b1, w2, b2, log_std, w3, b3, v1, v2, v3, c1, c2, c3 = views
     n1, m1, n2, m2, n_std, n3, m3 = (x.detach().numpy() for x in views[:7])
     linear = nn.functional.linear
 
@@ -81,7 +82,7 @@ def train(
     # ---- arrays of one step
     raw = env.reset()[name]
     rows = length * lanes
-    key = seeds.derive(seed, "act")
+    key, shuffle = seeds.derive(seed, "act"), seeds.derive(seed, "learn")
     returns, ended = np.zeros(lanes), []
     updates, counter = 0, torch.zeros(())
     one, coef = torch.tensor(1.0 / minibatch), torch.tensor(value_coef / minibatch)
@@ -141,9 +142,11 @@ def train(
         # ---- epochs of optimiser batches
         sums = [0.0] * 6
         for epoch in range(epochs):
-            order = np.random.Generator(np.random.Philox(seeds.derive(seed, step, epoch))).permutation(rows)
+            order = np.random.Generator(np.random.Philox(seeds.derive(shuffle, step, epoch))).permutation(rows)
             index = torch.from_numpy(order)
-            columns = [x[index] for x in (states, acted, old, advantage, target)]
+            columns = [states, acted, old, advantage, target]
+            if minibatch < rows:
+                columns = [x[index] for x in columns]
             for begin in range(0, rows, minibatch):
                 x, a, lp, adv, ret = (column[begin : begin + minibatch] for column in columns)
                 deviation, centre = torch.std_mean(adv, correction=0)

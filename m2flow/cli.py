@@ -56,13 +56,8 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
         except KeyboardInterrupt:
             typer.echo("m2flow: interrupted; `m2flow ls` names the run, `m2flow resume RUN` continues it", err=True)
             raise typer.Exit(130) from None
-        except ModuleNotFoundError as error:
-            from m2flow import registry
-
-            absent = registry.missing("this command", "m2flow", error)
-            if absent is error:  # a module of ours
-                traceback.print_exc()
-            _end(absent, 1 if absent is error else 2)
+        except ImportError as error:
+            _end_import(error)
         except USER_ERRORS as error:
             _end(error, 2)
         except RuntimeError as error:  # the run's own message: which stage failed, where, and its log
@@ -72,6 +67,17 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
             _end(error, 1)
 
     return app.command()(guarded)
+
+
+def _end_import(error: ImportError) -> NoReturn:
+    """A package to install is the user's to mend; a name missing in a module of ours is not."""
+    from m2flow import registry
+
+    reason = registry.missing("this command", "m2flow", error) if isinstance(error, ModuleNotFoundError) else error
+    ours = reason is error and error.name is not None
+    if ours:
+        traceback.print_exc()
+    _end(reason, 1 if ours else 2)
 
 
 def _end(error: BaseException, code: int) -> NoReturn:

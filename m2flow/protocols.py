@@ -73,8 +73,7 @@ class Policy(Protocol):
         """[S, F] to hang a value or Q head on."""
 
     def observe(self, obs: Observation) -> None:
-        """Take in a batch of observations for running statistics (normalisation); called by the learner between
-        steps."""
+        """A training step is over and these were its observations: update running statistics, move schedules on."""
 
 
 @runtime_checkable

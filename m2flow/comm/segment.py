@@ -35,7 +35,8 @@ class Segment:
 
     def close(self) -> None:
         """Unmap. The memory is freed when the other process has done so too."""
-        self.map.close()
+        with contextlib.suppress(BufferError):  # a caught exception may still look at it; then it ends with that
+            self.map.close()
         os.close(self.fd)
 
 

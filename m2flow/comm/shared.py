@@ -25,6 +25,7 @@ from m2flow.comm.segment import Pool, Segment
 from m2flow.types import Tree
 
 Leaves = list[np.ndarray[Any, Any]]
+Deadline = float | None
 
 INLINE = 1 << 16  # bytes of header and body that still travel in the frame
 MAX_MESSAGES = 128  # unread acks and frames must fit the sockets' buffers
@@ -42,7 +43,7 @@ class Sender:
         self._pool = Pool()
         self._acks = b""
 
-    def send(self, payload: Tree, deadline: float | None) -> None:
+    def send(self, payload: Tree, deadline: Deadline) -> None:
         """One message. TimeoutError before anything was written; EOFError or ConnectionError when nobody reads."""
         header, leaves = tree.encode(payload, trusted=True)
         starts, size = tree.layout(leaves)
@@ -55,9 +56,7 @@ class Sender:
             self._send_segment(header, leaves, starts, size, deadline)
         self._credits -= 1
 
-    def _send_segment(
-        self, header: bytes, leaves: Leaves, starts: list[int], size: int, deadline: float | None
-    ) -> None:
+    def _send_segment(self, header: bytes, leaves: Leaves, starts: list[int], size: int, deadline: Deadline) -> None:
         while len(self._pool.busy) >= MAX_SEGMENTS:
             self._read_acks(deadline)
         if not self._pool.free and self._pool.busy:
@@ -76,21 +75,21 @@ class Sender:
             self._pool.give_back(number)
             raise
 
-    def _write(self, data: bytes, fds: tuple[int, ...], deadline: float | None) -> None:
+    def _write(self, data: bytes, fds: tuple[int, ...], deadline: Deadline) -> None:
         """All of `data`. Once a part is out the rest must follow, or the stream is torn and the link given up."""
-        view, sent = memoryview(data), 0
-        extra = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-        while sent < len(view):
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+        sent = 0
+        while sent < len(data):
             _set_timeout(self._socket, deadline)
+            rest = data if sent == 0 else memoryview(data)[sent:]
             try:
-                sent += self._socket.sendmsg([view[sent:]], extra)
+                sent += self._socket.sendmsg([rest], rights) if fds and sent == 0 else self._socket.send(rest)
             except TimeoutError:
                 if sent == 0:
                     raise
                 raise ConnectionError("the other end stopped reading in the middle of a message") from None
-            extra = []
 
-    def _read_acks(self, deadline: float | None, *, wait: bool = True) -> None:
+    def _read_acks(self, deadline: Deadline, *, wait: bool = True) -> None:
         try:
             if wait:
                 _set_timeout(self._socket, deadline)
@@ -124,7 +123,7 @@ class Receiver:
         self._fds: deque[int] = deque()
         self._segments: dict[int, Segment] = {}
 
-    def recv(self, deadline: float | None) -> Tree:
+    def recv(self, deadline: Deadline) -> Tree:
         """The next message, copied out. TimeoutError loses nothing; EOFError when nothing can come."""
         self._need(_FRAME.size, deadline)
         kind, new, header, body, number, dropped = _FRAME.unpack_from(self._buffer, self._start)
@@ -150,7 +149,7 @@ class Receiver:
         offset = _body_offset(header)
         return tree.unpack_body(view[:header], view[offset : offset + body], trusted=True)
 
-    def _need(self, size: int, deadline: float | None) -> None:
+    def _need(self, size: int, deadline: Deadline) -> None:
         """Have `size` unread bytes in the buffer."""
         while self._end - self._start < size:
             if self._start and (self._start == self._end or self._start + size > len(self._buffer)):
@@ -187,7 +186,7 @@ class Receiver:
             os.close(self._fds.popleft())
 
 
-def _set_timeout(end: socket.socket, deadline: float | None) -> None:
+def _set_timeout(end: socket.socket, deadline: Deadline) -> None:
     """Let the next call on this socket wait until `deadline`."""
     if deadline is None:
         if end.gettimeout() is not None:

@@ -92,7 +92,11 @@ class SharedMemory:
     def pair(
         cls, context: Any = None, *, messages: int = 64, name: str = "link", ends: tuple[str, str] = ("a", "b")
     ) -> tuple[SharedMemory, SharedMemory]:
-        """Two connected ends; `messages` may wait, per direction. `context`: how the other process will be started."""
+        """Two connected ends. `context`: the multiprocessing context that starts the other process; not "fork".
+
+        At most `messages` wait to be received per direction; fewer when they fill the socket's buffer (about 200 KB) or
+        when 4 large ones wait.
+        """
         if context is not None and context.get_start_method() == "fork":
             raise ValueError("shared memory: a forked process inherits both ends, so no death is noticed; use spawn")
         there, back = socket.socketpair(), socket.socketpair()
@@ -156,8 +160,8 @@ class SharedMemory:
 
     def _send_story(self, timeout: float) -> str:
         return (
-            f"link {self._name!r}: {self._me} has waited {timeout:.1f} s to send; {self._peer} has not received what was "
-            f"sent before (at most {self._messages} messages may wait)"
+            f"link {self._name!r}: {self._me} has waited {timeout:.1f} s to send; {self._peer} has not received what "
+            f"was sent before (at most {self._messages} messages may wait)"
         )
 
     def _recv_story(self, timeout: float) -> str:

@@ -16,6 +16,7 @@ arrays as numpy, tensors as CPU tensors without gradient; OrderedDict and read-o
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
 import json
 import pickle  # only between our own processes, see the module's docstring
@@ -38,6 +39,7 @@ _CLASSES: dict[str, type] = {}
 _FIELDS: dict[type, tuple[str, tuple[str, ...]]] = {}  # class -> (wire name, field names)
 _dumps = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 _loads = json.JSONDecoder().decode
+_dtype = functools.cache(np.dtype)
 
 
 def register(cls: type) -> type:
@@ -245,7 +247,7 @@ def _size(meta: Sequence[Any]) -> int:
     count = 1
     for extent in shape:
         count *= extent
-    return count * int(np.dtype(name).itemsize if kind == "n" else _torch_dtype(name).itemsize)
+    return count * int(_dtype(name).itemsize if kind == "n" else _torch_dtype(name).itemsize)
 
 
 def _torch_dtype(name: str) -> Any:
@@ -257,7 +259,7 @@ def _torch_dtype(name: str) -> Any:
 def _array(meta: Sequence[Any], buffer: Any) -> Array:
     kind, name, shape = meta
     if kind == "n":
-        return np.frombuffer(buffer, np.dtype(name)).reshape(shape).copy()
+        return np.frombuffer(buffer, _dtype(name)).reshape(shape).copy()
     dtype = _torch_dtype(name)
     import torch
 

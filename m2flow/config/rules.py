@@ -101,7 +101,7 @@ def _flow(r: Any) -> Iterator[Problem]:
 
 
 def _objective(r: Any) -> Iterator[Problem]:
-    """An objective that proposes actions of its own learns from replayed steps; one that scores what was done does not."""
+    """One that proposes actions of its own learns from replayed steps; one that scores what was done does not."""
     name, proposes = type(r.objective).__name__, "propose" in r.objective.requires
     if proposes and r.flow == "onpolicy":
         yield Problem(("flow",), f"{name} learns from a replay buffer; use flow: offpolicy and a replay section")

@@ -6,7 +6,7 @@ import copy
 import importlib
 import importlib.util
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from m2flow.types import Array, Observation, Spec
 if TYPE_CHECKING:
     from m2flow.envs.gymnasium import GymnasiumConfig
 
+NEVER = 1 << 62  # steps
 SUCCESS_NAMES = ("success", "is_success", "succeed")
 
 
@@ -105,13 +106,18 @@ class GymLanes:
         self.config, self.seeds, self.drawable = config, seeds, render
         self.envs = [make(config, render) for _ in seeds.lanes]
         self.leaves = spaces.leaves(self.envs[0].observation_space)
-        self.plain = self.leaves[0].name if len(self.leaves) == 1 and self.leaves[0].path == () else None
+        first = self.leaves[0]
         self.spec = spaces.spec_of(self.envs[0].observation_space, self.envs[0].action_space)
         self.encode = spaces.action_encoder(self.envs[0].action_space)
-        self.limit = config.time_limit() or 0
+        self.limit = config.time_limit() or NEVER
         self.success = self._find_success()
+        self.info_names = (*(("success",) if self.success else ()), *config.info)  # columns of `Step.info`
         self.steps = [env.step for env in self.envs]
-        self.elapsed = [0] * len(self.envs)
+        # One array to write per lane and nothing to translate: most environments, so their loop has no branches.
+        plain = len(self.leaves) == 1 and not first.path and not first.start
+        self.lean = plain and self.encode is None and not self.info_names and not seeds.single
+        self.clock = self.next_deadline = 0
+        self.deadlines = [NEVER] * len(self.envs)
         self.episodes = [0] * len(self.envs)
         self.finished = [False] * len(self.envs)
 
@@ -125,11 +131,6 @@ class GymLanes:
         info = env.step(env.action_space.sample())[4]
         return next((name for name in SUCCESS_NAMES if name in info), None)
 
-    @property
-    def info_names(self) -> tuple[str, ...]:
-        """Columns of `Step.info`."""
-        return (*(("success",) if self.success else ()), *self.config.info)
-
     def write(self, obs: Observation, row: int, raw: Any) -> None:
         """Put one lane's raw observation into row `row`."""
         for leaf in self.leaves:
@@ -137,42 +138,66 @@ class GymLanes:
 
     def start(self, row: int, episode: int, obs: Observation) -> None:
         """Reset one lane to its episode `episode`."""
-        self.episodes[row], self.elapsed[row], self.finished[row] = episode, 0, False
+        self.episodes[row], self.finished[row] = episode, False
+        self._allow(row, self.limit)
         raw, _ = self.envs[row].reset(seed=self.seeds.episode(row, episode))
         self.write(obs, row, raw)
 
-    def step(self, action: Array, out: Answer) -> list[tuple[int, Any]]:
+    def _allow(self, row: int, steps: int) -> None:
+        """Give a lane this many steps until its time limit."""
+        self.deadlines[row] = self.clock + steps
+        self.next_deadline = min(self.deadlines)
+
+    def step(self, action: Array, out: Answer) -> list[int]:
         """Step every lane into `out`, whose flags are all False and whose info is all 0.
 
-        Returns (row, raw final observation) of the lanes that ended; they have been reset, or stand still where each
-        lane plays one episode.
+        Returns the rows that ended. They have been reset, with their final observation in `out.final`; or they stand
+        still, where each lane plays one episode.
         """
-        ended: list[tuple[int, Any]] = []
+        self.clock += 1
+        ended: list[int] = []
         obs, reward, encode, single = out.obs, out.reward, self.encode, self.seeds.single
-        names, elapsed, limit = self.info_names, self.elapsed, self.limit
-        target = obs[self.plain] if self.plain is not None and not self.leaves[0].start else None
-        for row, step in enumerate(self.steps):
-            if single and self.finished[row]:
+        due = self.clock >= self.next_deadline  # some lane may reach its time limit; most steps need not look which
+        if self.lean:
+            target = obs[self.leaves[0].name]
+            for row, (step, act) in enumerate(zip(self.steps, action, strict=True)):
+                raw, reward[row], terminated, truncated, _ = step(act)
+                if (terminated or truncated or due) and self._ends(out, row, raw, terminated, truncated):
+                    ended.append(row)
+                else:
+                    target[row] = raw
+            return ended
+        for row, (step, act) in enumerate(zip(self.steps, action, strict=True)):
+            if self.finished[row]:
                 out.valid[row] = False
                 continue
-            raw, r, terminated, truncated, info = step(action[row] if encode is None else encode(action[row]))
-            reward[row] = r
-            elapsed[row] += 1
-            if names:
-                self._write_info(out, row, info)
-            if terminated or truncated or elapsed[row] == limit:
-                out.terminated[row] = terminated
-                out.truncated[row] = truncated or elapsed[row] == limit
-                ended.append((row, raw))
+            raw, reward[row], terminated, truncated, info = step(act if encode is None else encode(act))
+            self._write_info(out, row, info)
+            if (terminated or truncated or due) and self._ends(out, row, raw, terminated, truncated):
+                ended.append(row)
                 if not single:
-                    self.start(row, self.episodes[row] + 1, obs)
-                    continue
-                self.finished[row] = True
-            if target is not None:
-                target[row] = raw  # one array per observation: the common case, without a call
-            else:
-                self.write(obs, row, raw)
+                    continue  # the row already shows the first observation of the next episode
+            self.write(obs, row, raw)
         return ended
+
+    def _ends(self, out: Answer, row: int, raw: Any, terminated: bool, truncated: bool) -> bool:
+        """Flag a lane whose episode ends in this step, and reset it; False where it only might have ended."""
+        late = self.clock >= self.deadlines[row]
+        if not (terminated or truncated or late):
+            return False
+        out.terminated[row], out.truncated[row] = terminated, truncated or late
+        if self.seeds.single:
+            self.finished[row] = True
+            self._allow(row, NEVER)
+        else:
+            self._write_final(out, row, raw)  # before the reset, which may overwrite what `raw` refers to
+            self.start(row, self.episodes[row] + 1, out.obs)
+        return True
+
+    def _write_final(self, out: Answer, row: int, raw: Any) -> None:
+        if not out.final:
+            out.final = spaces.empty(self.spec.observation, len(self.envs))
+        self.write(out.final, row, raw)
 
     def _write_info(self, out: Answer, row: int, info: Mapping[str, Any]) -> None:
         if self.success is not None:
@@ -188,7 +213,7 @@ class GymLanes:
         for action in actions:
             raw, *_ = self.steps[row](action if self.encode is None else self.encode(action))
             self.write(obs, row, raw)
-        self.elapsed[row] = len(actions)
+        self._allow(row, self.limit - len(actions))
 
     def render(self, row: int) -> Array:
         """uint8 [H, W, 3] of one lane."""
@@ -212,10 +237,11 @@ class Answer:
     truncated: Array
     valid: Array
     info: dict[str, Array]
+    final: Observation = field(default_factory=dict)  # rows that were reset; empty until there is one
 
     @staticmethod
-    def new(spec: Spec, info: Sequence[str], lanes: int) -> Answer:
-        """Fresh arrays: flags False, valid True, info 0."""
+    def blank(spec: Spec, info: Sequence[str], lanes: int) -> Answer:
+        """Flags False, valid True, info 0."""
         return Answer(
             spaces.empty(spec.observation, lanes),
             np.zeros(lanes, np.float32),
@@ -223,4 +249,15 @@ class Answer:
             np.zeros(lanes, bool),
             np.ones(lanes, bool),
             {name: np.zeros(lanes, bool if name == "success" else np.float64) for name in info},
+        )
+
+    def fresh(self) -> Answer:
+        """New arrays with these contents."""
+        return Answer(
+            {name: array.copy() for name, array in self.obs.items()},
+            self.reward.copy(),
+            self.terminated.copy(),
+            self.truncated.copy(),
+            self.valid.copy(),
+            {name: array.copy() for name, array in self.info.items()},
         )

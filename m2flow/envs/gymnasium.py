@@ -86,6 +86,7 @@ class GymnasiumEnv:
         self.config, self.seeds = config, seeds
         self.group = GymLanes(config, seeds, render)
         self.spec, self.lanes = self.group.spec, seeds.ids
+        self._blank = Answer.blank(self.spec, self.group.info_names, len(self.lanes))
         self.log = ActionLog(len(self.lanes))
         self.obs: Observation = {}
         self._action: Array = None
@@ -111,17 +112,18 @@ class GymnasiumEnv:
         """Step every lane."""
         action, self._action = self._action, None
         assert action is not None, "recv: nothing was sent"
-        out = Answer.new(self.spec, self.group.info_names, len(self.lanes))
+        out = self._blank.fresh()
         if self.seeds.single:
             for name, array in self.obs.items():
                 out.obs[name][:] = array  # finished lanes keep showing their last observation
         self.log.add(action)
         ended = self.group.step(action, out)
         self.obs = final = out.obs
-        if ended and not self.seeds.single:
+        if out.final:
             final = {name: array.copy() for name, array in out.obs.items()}
-            for row, raw in ended:
-                self.group.write(final, row, raw)
+            for name, array in out.final.items():
+                final[name][ended] = array[ended]
+            for row in ended:
                 self.log.ended(row)
         return Step(out.obs, out.reward, out.terminated, out.truncated, final, out.valid, out.info)
 

@@ -106,6 +106,7 @@ class _Server:
             block.flags[rows, 1],
             block.flags[rows, 2],
             {name: array[rows] for name, array in block.info.items()},
+            {name: array[rows] for name, array in block.final.items()},
         )
         self.block = block
 
@@ -124,9 +125,7 @@ class _Server:
         out.reward[:] = 0
         for array in out.info.values():
             array[:] = 0
-        ended = lanes.step(block.action[self.rows], out)
-        for row, raw in ended:
-            lanes.write({name: array[self.rows] for name, array in block.final.items()}, row, raw)
+        lanes.step(block.action[self.rows], out)
 
     def close(self) -> None:
         if self.lanes is not None:

@@ -104,7 +104,7 @@ class Cluster:
         for device in self.devices:
             last = groups[-1] if groups else []
             alike = bool(last) and replace(device, id=last[0].id, kind="") == last[0]
-            if alike and len(expand([compress([*(d.id for d in last), device.id])])) == len(last) + 1:
+            if alike and "," not in compress([*(d.id for d in last), device.id]):
                 last.append(device)
             else:
                 groups.append([device])

@@ -1,7 +1,7 @@
 """A flow as text: one row per node, one arc per edge.
 
 ppo
-  rollout  stage, on step  ===.=====.
+  rollout  stage, on step  ---.=====.
   policy   service         <--'..   |
   learner  stage, batch 64 <====='=='
 """
@@ -35,7 +35,7 @@ def draw(flow: Flow) -> str:
     pad = max(map(len, labels.values()), default=0)
     lines = [f"  {labels[name]:<{pad}} {''.join(grid[at[name]])}".rstrip() for name in rows]
     legend = [f"  {2 * _LINE[type(edge).__name__]} {_say(edge)}" for edge in flow.edges]
-    return "\n".join([flow.name, *lines, "", *legend])
+    return "\n".join([flow.name, *lines, *([""] if legend else []), *legend])
 
 
 def _rows(flow: Flow) -> list[str]:

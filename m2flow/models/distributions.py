@@ -1,8 +1,9 @@
 """Distributions over action chunks, on the outputs of a network: Gaussian, tanh-squashed Gaussian, categorical.
 
-Each knows how many outputs it needs, which noise it draws with, and its unit axes, and has the same four methods:
-`draw` (torch), `draw_rows` (numpy, the same function for acting on a few lanes), `score`, and `tensors` (its own
-parameters, in the order in which `draw_rows` takes them). `noise` None draws the mode.
+Each knows how many outputs it needs, which noise it draws with, and its unit axes, and has the same five methods:
+`draw` (torch), `draw_rows` (numpy, the same function for acting on a few lanes), `score`, `tensors` (its own
+parameters, in the order in which `draw_rows` takes them) and `advance` (a training step is over). `noise` None draws
+the mode.
 Shapes: B rows, C actions in a chunk, `*shape` of one action, K categories.
 """
 
@@ -41,14 +42,25 @@ def action_range(field: Field) -> tuple[Host, Host] | None:
 
 
 class Gaussian(nn.Module):
-    """Independent normal distributions, one per action dimension; the log standard deviation is a parameter of its own
-    or, with `state_dependent`, an output of the network. Record: "action" [B, C, *shape]."""
+    """Independent normal distributions, one per action dimension. Record: "action" [B, C, *shape].
 
-    log_std: nn.Parameter | None
+    The log standard deviation is a parameter of its own, or an output of the network (`state_dependent`), or follows a
+    `schedule` of (training step, standard deviation): log-linear in between, constant outside.
+    """
+
+    log_std: Tensor | None
+    step: Tensor
     kind = "normal"
 
     def __init__(
-        self, field: Field, chunk: int, init: float, bounds: tuple[float, float] | None, *, state_dependent: bool
+        self,
+        field: Field,
+        chunk: int,
+        init: float,
+        bounds: tuple[float, float] | None,
+        *,
+        state_dependent: bool,
+        schedule: Sequence[tuple[int, float]] = (),
     ) -> None:
         super().__init__()
         if len(field.shape) > 1:
@@ -58,7 +70,21 @@ class Gaussian(nn.Module):
         self.init = init
         self.bounds = WIDE if bounds is None and state_dependent else bounds
         self.outputs = chunk * field.size * (2 if state_dependent else 1)
-        self.log_std = None if state_dependent else nn.Parameter(torch.full(field.shape, init))
+        self.schedule = tuple(schedule)
+        if self.schedule:
+            self.register_buffer("step", torch.zeros((), dtype=torch.int64))
+            self.register_buffer("log_std", torch.full(field.shape, math.log(self.schedule[0][1])))
+        else:
+            self.log_std = None if state_dependent else nn.Parameter(torch.full(field.shape, init))
+
+    @torch.no_grad()
+    def advance(self) -> None:
+        """One training step is over: the schedule moves on."""
+        if self.schedule:
+            assert self.log_std is not None
+            self.step += 1
+            steps, stds = zip(*self.schedule, strict=True)
+            self.log_std.fill_(float(np.interp(float(self.step), steps, np.log(stds))))
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Parameters beside the network's."""
@@ -128,6 +154,10 @@ class Squashed(nn.Module):
         for name, value in zip(("centre", "half_width"), scale, strict=True):
             self.register_buffer(name, torch.tensor(value, dtype=torch.float32), persistent=False)
 
+    def advance(self) -> None:
+        """One training step is over."""
+        self.normal.advance()
+
     def tensors(self) -> tuple[Tensor, ...]:
         """Centre and half width, then the Gaussian's own parameters."""
         return self.centre, self.half_width, *self.normal.tensors()
@@ -179,6 +209,9 @@ class Categorical(nn.Module):
         self.axes = ("chunk", "dim")[: len(self.shape)]
         self.categories, self.temperature = field.categories, temperature
         self.outputs = chunk * field.size * field.categories
+
+    def advance(self) -> None:
+        """Nothing is scheduled."""
 
     def tensors(self) -> tuple[Tensor, ...]:
         """No parameters of its own."""

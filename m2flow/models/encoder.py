@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from m2flow.models.layers import HostViews
-from m2flow.models.normalizer import Normalizer
+from m2flow.models.normalizer import MIN_STD, Normalizer
 from m2flow.types import Array, Field, Observation, Spec
 
 
@@ -49,13 +49,13 @@ class Encoder(nn.Module):
 
     normalizer: Normalizer | None
 
-    def __init__(self, fields: Mapping[str, Field], *, normalize: bool, clip: float) -> None:
+    def __init__(self, fields: Mapping[str, Field], *, normalize: bool, clip: float, min_std: float = MIN_STD) -> None:
         super().__init__()
         if not fields:
             raise ValueError("observation: the spec has no field to read")
         self.fields = tuple((name, field.size, field.categories) for name, field in fields.items())
         self.size = sum(size * (categories or 1) for _, size, categories in self.fields)
-        self.normalizer = Normalizer(self.size, clip) if normalize else None
+        self.normalizer = Normalizer(self.size, clip, min_std) if normalize else None
         self._views = HostViews(self._buffers_used)
 
     def _buffers_used(self) -> tuple[Tensor, ...]:

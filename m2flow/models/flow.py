@@ -29,7 +29,7 @@ from m2flow.models.distributions import (
     normal_logprob_rows,
 )
 from m2flow.models.encoder import Encoder, host, policy_spec, tensor
-from m2flow.models.layers import ACTIVATIONS, Dense, HostViews, Trunk, check_network
+from m2flow.models.layers import ACTIVATIONS, Dense, HostViews, Trunk, check_network, on_host
 from m2flow.types import Action, Array, Observation, Score, Spec
 
 TIME_FEATURES = 4  # cos(pi j t), j = 1..4
@@ -102,6 +102,7 @@ class FlowPolicy(nn.Module):
         self._pairs = tuple(
             (layer.weight, layer.bias) for layer in (self.seen, self.moved, *self.trunk.layers, self.velocity)
         )
+        self._widest = max(weight.numel() for weight, _ in self._pairs)
         self._views = HostViews(self._tensors)
 
     def _constants(self, spec: Spec, config: FlowConfig) -> None:
@@ -141,7 +142,7 @@ class FlowPolicy(nn.Module):
     def act(self, obs: Observation, noise: Array | None) -> Action:
         """Decide for B lanes: action [B, C, D], log-prob and trace [B, K+1, C, D]."""
         first = next(iter(obs.values()))
-        if isinstance(first, np.ndarray) and self._weight.is_cpu:
+        if on_host(first, self._weight, self._widest):
             return self._act_rows(obs, noise)
         with torch.no_grad():
             trace, logprob, action = self._act_torch(obs, noise)

@@ -15,6 +15,10 @@ from torch.nn import functional
 
 Host = NDArray[Any]
 
+# Products (rows x inputs x outputs of the widest layer) up to which acting is done in numpy. Beyond it numpy's BLAS wakes
+# a thread for every core, whatever the plan gave this process; torch keeps to its own number of threads.
+HOST_LIMIT = 1 << 22
+
 
 def _np_relu(x: Host) -> Host:
     return np.maximum(x, 0.0, out=x)
@@ -85,6 +89,14 @@ class Trunk(nn.Module):
         for weight, bias in self.pairs:
             x = activate(functional.linear(x, weight, bias))
         return x
+
+
+def on_host(rows: Any, weight: Tensor, widest: int) -> bool:
+    """Whether to act on `rows` (one array of an observation) in numpy: a small batch of numpy arrays, weights in RAM.
+
+    `weight` is any of the network's, `widest` the size of its largest.
+    """
+    return isinstance(rows, np.ndarray) and weight.is_cpu and len(rows) * widest <= HOST_LIMIT
 
 
 class HostViews:

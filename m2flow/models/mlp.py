@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from m2flow import seeds
 from m2flow.models.distributions import Categorical, Gaussian, Squashed
 from m2flow.models.encoder import Encoder, host, policy_spec, tensor
-from m2flow.models.layers import ACTIVATIONS, Dense, HostViews, Trunk, check_network
+from m2flow.models.layers import ACTIVATIONS, Dense, HostViews, Trunk, check_network, on_host
+from m2flow.models.normalizer import MIN_STD
 from m2flow.types import Action, Array, Field, Observation, Score, Spec
 
 
@@ -30,20 +31,29 @@ class MLPConfig:
     shared_trunk: bool = False  # value and Q heads stand on the hidden layers, not on the observation
     log_std_init: float = 0.0  # log standard deviation at the start
     state_dependent_std: bool | None = None  # the network puts out the deviation too; null: only where squashed
+    std_schedule: tuple[tuple[int, float], ...] = ()  # [[training step, deviation], ...] in place of learning it
     log_std_bounds: tuple[float, float] | None = None  # null: [-20, 2] where state dependent, else none
     temperature: float = 1.0  # divides the logits of a categorical action
     normalize: bool = False  # running mean and deviation of the observation, part of the weights
     clip_obs: float = 10.0  # a normalised number stays within plus and minus this
+    min_std: float = MIN_STD  # of a normalised number: what hardly moves is not blown up
     hidden_gain: float = math.sqrt(2.0)  # orthogonal initialisation of the hidden layers
     output_gain: float = 0.01  # and of the last one
 
     def __post_init__(self) -> None:
         check_network(self.hidden, self.activation)
-        for name in ("temperature", "clip_obs", "hidden_gain", "output_gain"):
+        for name in ("temperature", "clip_obs", "min_std", "hidden_gain", "output_gain"):
             if not 0.0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name}: must be more than 0 and finite, got {getattr(self, name)}")
         if self.chunk < 1:
             raise ValueError(f"chunk: must be at least 1, got {self.chunk}")
+        steps = [step for step, _ in self.std_schedule]
+        if steps != sorted(set(steps)) or any(std <= 0 for _, std in self.std_schedule):
+            raise ValueError(
+                f"std_schedule: expected rising steps with deviations above 0, got {[list(p) for p in self.std_schedule]}"
+            )
+        if self.std_schedule and (self.state_dependent_std or self.dist == "categorical"):
+            raise ValueError("std_schedule: needs one deviation per action dimension; remove it or state_dependent_std")
         if self.log_std_bounds is not None and not self.log_std_bounds[0] < self.log_std_bounds[1]:
             raise ValueError(f"log_std_bounds: the first must be below the second, got {self.log_std_bounds}")
 
@@ -63,7 +73,9 @@ class MLPPolicy(nn.Module):
         self.spec = policy_spec(spec)
         self.chunk = config.chunk
         self.shared_trunk = config.shared_trunk
-        self.encoder = Encoder(spec.observation, normalize=config.normalize, clip=config.clip_obs)
+        self.encoder = Encoder(
+            spec.observation, normalize=config.normalize, clip=config.clip_obs, min_std=config.min_std
+        )
         self.trunk = Trunk(self.encoder.size, config.hidden, config.activation, config.hidden_gain, generator)
         self.distribution = make_distribution(spec.action, config)
         self.last = Dense(self.trunk.outputs, self.distribution.outputs, config.output_gain, generator)
@@ -73,6 +85,7 @@ class MLPPolicy(nn.Module):
             self.propose = self._propose
         # Parameters in tuples: assigned directly they would be registered a second time, under another name.
         self._pairs = (*self.trunk.pairs, (self.last.weight, self.last.bias))
+        self._widest = max(weight.numel() for weight, _ in self._pairs)
         self._views = HostViews(self._tensors)
 
     def _tensors(self) -> tuple[Tensor, ...]:
@@ -88,10 +101,10 @@ class MLPPolicy(nn.Module):
 
     def act(self, obs: Observation, noise: Array | None) -> Action:
         """Decide for B lanes: action [B, C, *action shape], log-prob [B, *axes]. `noise` None: the mode."""
-        if not isinstance(next(iter(obs.values())), np.ndarray):
-            return self._act_torch(obs, noise)
-        if not self._weight.is_cpu:
-            return _to_host(self._act_torch(obs, noise))
+        first = next(iter(obs.values()))
+        if not on_host(first, self._weight, self._widest):
+            decided = self._act_torch(obs, noise)
+            return _to_host(decided) if isinstance(first, np.ndarray) else decided
         views = self._views()
         layers = 2 * len(self.trunk.pairs)
         activate = ACTIVATIONS[self.trunk.activation][1]
@@ -120,8 +133,9 @@ class MLPPolicy(nn.Module):
         return self.trunk(x) if self.shared_trunk else x
 
     def observe(self, obs: Observation) -> None:
-        """Take in observations [S, ...] for normalisation; nothing to do without it."""
+        """A training step is over: take in its observations [S, ...] for normalisation, move schedules on."""
         self.encoder.update(obs)
+        self.distribution.advance()
 
     def _propose(self, obs: Observation, noise: Array) -> tuple[Tensor, Tensor]:
         """A differentiable action ([S, *action shape], [S, C, *action shape] for chunks) and its joint log-prob [S].
@@ -153,8 +167,17 @@ def make_distribution(action: Field, config: MLPConfig) -> Gaussian | Squashed |
         raise ValueError(f"dist: {dist} cannot emit one of {action.categories} categories; use categorical or auto")
     if config.temperature != 1.0:
         raise ValueError(f"temperature: only a categorical action has one, and this one is {dist}; remove it")
-    state_dependent = dist == "squashed" if config.state_dependent_std is None else config.state_dependent_std
-    normal = Gaussian(action, config.chunk, config.log_std_init, config.log_std_bounds, state_dependent=state_dependent)
+    state_dependent = config.state_dependent_std
+    if state_dependent is None:
+        state_dependent = dist == "squashed" and not config.std_schedule
+    normal = Gaussian(
+        action,
+        config.chunk,
+        config.log_std_init,
+        config.log_std_bounds,
+        state_dependent=state_dependent,
+        schedule=config.std_schedule,
+    )
     return Squashed(action, normal) if dist == "squashed" else normal
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-EPSILON = 1e-8  # added to the variance
+MIN_STD = 1e-4  # its square is added to the variance
 
 
 class Normalizer(nn.Module):
-    """`(x - mean) / sqrt(var + 1e-8)`, clipped to `[-clip, clip]`. The identity until the first `update`.
+    """`(x - mean) / sqrt(var + min_std^2)`, clipped to `[-clip, clip]`. The identity until the first `update`.
 
     The statistics are float64 buffers `count` [], `mean` [n], `m2` [n] (sum of squared deviations); they stay float64
     when the policy is cast. `shift` and `scale` [n] are what `forward` uses, in the policy's dtype; they are buffers
@@ -27,9 +27,9 @@ class Normalizer(nn.Module):
     shift: Tensor
     scale: Tensor
 
-    def __init__(self, size: int, clip: float) -> None:
+    def __init__(self, size: int, clip: float, min_std: float = MIN_STD) -> None:
         super().__init__()
-        self.clip = clip
+        self.clip, self.min_std = clip, min_std
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
         self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
         self.register_buffer("m2", torch.zeros(size, dtype=torch.float64))
@@ -68,7 +68,7 @@ class Normalizer(nn.Module):
         """`shift` and `scale` from the statistics."""
         if bool(self.count > 0):
             self.shift.copy_(self.mean)
-            self.scale.copy_((self.m2 / self.count).add_(EPSILON).rsqrt_())
+            self.scale.copy_((self.m2 / self.count).add_(self.min_std**2).rsqrt_())
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """Casts and moves: the statistics follow to the device but keep their precision."""

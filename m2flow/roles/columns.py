@@ -6,7 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from m2flow.types import Array, Trajectory, Units
+from m2flow.types import Array, Observation, Trajectory, Units
+
+
+def side_by_side(parts: Sequence[Observation]) -> Observation:
+    """All rows of several observations."""
+    return parts[0] if len(parts) == 1 else {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def merge(parts: Sequence[Trajectory]) -> Trajectory:
@@ -25,20 +30,20 @@ def merge(parts: Sequence[Trajectory]) -> Trajectory:
     offsets = np.cumsum([0, *(len(next(iter(part.obs.values()))) for part in parts[:-1])])
     steps = [part.shape for part in parts]
 
-    def side_by_side(arrays: Sequence[Array]) -> Array:
+    def joined(arrays: Sequence[Array]) -> Array:
         return np.concatenate(arrays, axis=1)[:, order]
 
     def per_step(name: str) -> Array:
-        return side_by_side([getattr(part, name) for part in parts])
+        return joined([getattr(part, name) for part in parts])
 
     def rows(arrays: Sequence[Array]) -> Array:
-        grid = side_by_side([a.reshape(*shape, *a.shape[1:]) for a, shape in zip(arrays, steps, strict=True)])
+        grid = joined([a.reshape(*shape, *a.shape[1:]) for a, shape in zip(arrays, steps, strict=True)])
         return grid.reshape(-1, *grid.shape[2:])
 
     return Trajectory(
         obs={k: np.concatenate([part.obs[k] for part in parts]) for k in first.obs},
-        obs_at=side_by_side([part.obs_at + off for part, off in zip(parts, offsets, strict=True)]),
-        next_at=side_by_side([part.next_at + off for part, off in zip(parts, offsets, strict=True)]),
+        obs_at=joined([part.obs_at + off for part, off in zip(parts, offsets, strict=True)]),
+        next_at=joined([part.next_at + off for part, off in zip(parts, offsets, strict=True)]),
         lane=np.concatenate([part.lane for part in parts])[order],
         units=Units(
             first.units.axes,

@@ -18,7 +18,7 @@ import numpy as np
 
 from m2flow import seeds as noise_seeds
 from m2flow.roles.results import Evaluation, EvaluationResult, summarise
-from m2flow.roles.untouched import untouched
+from m2flow.roles.untouched import Untouched
 from m2flow.spec import Join
 from m2flow.types import Action, Array, EpisodeResult, Observation, Report, Step, Tick
 
@@ -67,7 +67,7 @@ class EvaluationConfig:
             raise ValueError(
                 "horizon: the environment has no time limit of its own, so evaluation.horizon must be given"
             )
-        options = dataclasses.asdict(env)
+        options = dataclasses.asdict(at_horizon(env, horizon))
         kind = type(env)
         name = options.get("task") or options.get("id") or kind.__name__.removesuffix("Config")
         return Evaluation(
@@ -78,6 +78,21 @@ class EvaluationConfig:
             success=self.success,
             deterministic=self.deterministic,
         )
+
+
+def at_horizon(env: Any, horizon: int) -> Any:
+    """The environment config with a time limit of at least `horizon`: training may use shorter episodes.
+
+    Raises:
+        ValueError: its time limit is shorter and cannot be set.
+    """
+    limit = env.time_limit()
+    if limit is None or limit >= horizon:
+        return env
+    for name in ("max_episode_steps", "horizon"):
+        if hasattr(env, name):
+            return dataclasses.replace(env, **{name: horizon})
+    raise ValueError(f"horizon: {horizon} steps, but the environment ends episodes after {limit}; use at most {limit}")
 
 
 def partition(seeds: Sequence[int], workers: int, rank: int) -> list[int]:
@@ -119,11 +134,13 @@ class Evaluator:
         noise: tuple[str, tuple[int, ...]] | None = None,
         dtype: str = "float32",
     ) -> None:
-        self.protocol, self.env_config, self.policy, self.join = protocol, env_config, policy, join
+        self.protocol, self.policy, self.join = protocol, policy, join
+        self.env_config = at_horizon(env_config, protocol.horizon)
         self.config = config or EvaluationConfig()
         self.threads, self.noise, self.dtype = threads, noise, dtype
         self.rows = partition(range(protocol.count), size, rank)  # positions in protocol.seeds
         self.key = noise_seeds.derive(protocol.noise_seed, "evaluation")
+        self.apart = Untouched(self.key)
         if not protocol.deterministic and noise is None:
             raise ValueError("evaluation: a sampling protocol needs the policy's noise (kind and shape)")
         self.writer = self._usable(video_writer)
@@ -164,6 +181,7 @@ class Evaluator:
         for tick in items:
             if tick.kind != "evaluate":
                 continue
+            self.apart = Untouched(self.key)
             results: list[EpisodeResult] = []
             for start in range(0, len(self.rows), self.config.lanes):
                 results += await self._wave(self.rows[start : start + self.config.lanes], tick.step)
@@ -173,12 +191,12 @@ class Evaluator:
         """One episode for each of these positions."""
         keys = [self.protocol.seeds[row] for row in rows]
         filmed = [i for i, row in enumerate(rows) if row < self.config.videos] if self.writer else []
-        with untouched():
+        with self.apart.block():
             env = self.env_config.build_seeded(keys, self.threads, render=bool(filmed))
         try:
             tally = _Tally(rows, self.protocol.horizon, self.config.traces)
             film = _Film(env, filmed, self.config.stride)
-            with untouched():
+            with self.apart.block():
                 obs = self.join.encode(env.reset(), rows)
                 film.shoot(tally.alive, first=True)
             turn = 0
@@ -198,14 +216,14 @@ class Evaluator:
             kind, shape = self.noise
             streams, turns = np.array(keys, np.int64), np.array([turn], np.int64)
             noise = noise_seeds.draw(kind, self.key, streams, turns, shape)[0].astype(self.dtype)
-        with untouched(self.policy):
+        with self.apart.block(self.policy):
             answer = self.policy.act(obs, noise)
             action: Action = await answer if inspect.isawaitable(answer) else answer
         return action
 
     def _play(self, env: Any, actions: Array, tally: _Tally, film: _Film) -> Observation:
         """Carry out one decision, [B, C, ...]; what the policy sees next."""
-        with untouched():
+        with self.apart.block():
             for c in range(actions.shape[1]):
                 env.send(actions[:, c])
                 step: Step = env.recv()

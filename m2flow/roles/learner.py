@@ -18,7 +18,7 @@ import torch
 
 from m2flow import seeds
 from m2flow.protocols import Objective, Trainer
-from m2flow.roles.columns import merge
+from m2flow.roles.columns import merge, side_by_side
 from m2flow.types import Array, Batch, Metric, Observation, Report, Trajectory, Tree, Weights
 
 PARITY_ROWS = 256
@@ -87,9 +87,9 @@ class Learner:
         if self.pending:
             self._train(merge(self.pending), step)
             self.pending = []
-        for obs in self.seen:
-            self.trainer.model.policy.observe(obs)
-        self.seen = []
+        if self.seen:
+            self.trainer.model.policy.observe(side_by_side(self.seen))
+            self.seen = []
         self.trainer.version = step + 1
         metrics = self.tally.close()
         metrics["time/learn_s"] = Metric(self.clock + time.perf_counter() - started, "sum")

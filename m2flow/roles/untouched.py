@@ -11,33 +11,62 @@ from typing import Any
 import numpy as np
 
 
-@contextmanager
-def untouched(policy: Any = None) -> Iterator[None]:
-    """Put Python's, numpy's and torch's global random states back at the end, also when the block raises.
+class Untouched:
+    """Blocks of code with global random states (Python's, numpy's, torch's) of their own, begun from `seed`.
 
-    A torch module in this process (`policy` itself, or what its service holds) is in eval mode inside the block, and
-    each of its parts is in its former mode afterwards. Where the policy lives in another process nothing is done for
-    it, and global random states are left alone, because others may use them while the answer is awaited.
+    Between the blocks, and after one that raised, the outer states are as if nothing had happened. Code that draws from
+    them goes on drawing where its last block stopped.
     """
-    module = _module(policy)
-    if policy is not None and module is None:
-        yield
-        return
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self._inside: tuple[Any, Any, Any] | None = None
+
+    @contextmanager
+    def block(self, policy: Any = None) -> Iterator[None]:
+        """Run the block. A torch module in this process (`policy` itself, or what its service holds) is in eval mode
+        inside it, and each of its parts is in its former mode afterwards.
+
+        Where the policy lives in another process nothing is done: that is its service's business, and others may use
+        this process while the answer is awaited.
+        """
+        module = _module(policy)
+        if policy is not None and module is None:
+            yield
+            return
+        outside = _states()
+        _seed(self.seed) if self._inside is None else _set(self._inside)
+        training = [part for part in module.modules() if part.training] if module is not None else []
+        for part in training:
+            part.training = False
+        try:
+            yield
+        finally:
+            for part in training:
+                part.training = True
+            self._inside = _states()
+            _set(outside)
+
+
+def _states() -> tuple[Any, Any, Any]:
     torch = sys.modules.get("torch")
     # The global states are what must not move, so the legacy calls are the right ones here.
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state() if torch else None  # noqa: NPY002
-    training = [part for part in module.modules() if part.training] if module is not None else []
-    for part in training:
-        part.training = False
-    try:
-        yield
-    finally:
-        for part in training:
-            part.training = True
-        random.setstate(states[0])
-        np.random.set_state(states[1])  # noqa: NPY002
-        if torch:
-            torch.set_rng_state(states[2])
+    return random.getstate(), np.random.get_state(), torch.get_rng_state() if torch else None  # noqa: NPY002
+
+
+def _set(states: tuple[Any, Any, Any]) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])  # noqa: NPY002
+    if states[2] is not None:
+        sys.modules["torch"].set_rng_state(states[2])
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    torch = sys.modules.get("torch")
+    if torch:
+        torch.default_generator.manual_seed(seed)  # not `torch.manual_seed`, which would also move the GPUs' states
 
 
 def _module(policy: Any) -> Any:

@@ -146,6 +146,16 @@ def check_ragged_batches(case: Case) -> None:
         np.testing.assert_allclose(score.logprob.detach().numpy(), whole["logprob"][index], rtol=0, atol=TOLERANCE)
 
 
+def check_large_batches(case: Case) -> None:
+    """Large enough that a policy may compute them another way than small ones."""
+    policy, rows = build(case), 40_000
+    obs, drawn = observations(case, rows), noise(policy, rows)
+    got = policy.act(obs, drawn)
+    assert all(isinstance(x, np.ndarray) for x in arrays(got).values())
+    few = np.arange(0, rows, 4001)
+    assert_same(act(policy, rows_of(obs, few), drawn[few]), rows_of(arrays(got), few), TOLERANCE)
+
+
 def check_torch_acts_like_numpy(case: Case) -> None:
     policy = build(case)
     obs, drawn = observations(case), noise(policy)

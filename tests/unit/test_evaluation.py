@@ -15,7 +15,7 @@ import torch
 
 from m2flow.envs.toy import BanditConfig, CountConfig, PointReachConfig
 from m2flow.roles.evaluation import Evaluation, EvaluationConfig, EvaluationResult, Evaluator, partition, summarise
-from m2flow.roles.untouched import untouched
+from m2flow.roles.untouched import Untouched
 from m2flow.spec import join
 from m2flow.types import Action, EpisodeResult, Report, Spec, Tick
 
@@ -346,10 +346,24 @@ def test_a_handle_to_another_process_is_not_asked_for_its_modules() -> None:
         def __getattr__(self, name: str) -> Any:
             raise AssertionError(f"asked for {name}")
 
-    with untouched(Remote()):
+    with Untouched(0).block(Remote()):
         random.seed(3)
         value = random.random()
     assert random.random() != value  # left alone: others may draw while the answer is awaited
+
+
+def test_code_that_draws_from_global_random_states_goes_on_drawing_and_is_reproducible() -> None:
+    runs = []
+    for _ in range(2):
+        apart, drawn = Untouched(4), []
+        for _ in range(3):
+            before = states()
+            with apart.block():
+                drawn.append(states())
+            assert len(set(drawn)) == len(drawn)
+            assert before not in drawn
+        runs.append(drawn)
+    assert runs[0] == runs[1]
 
 
 # ---- protocol and result
@@ -447,3 +461,11 @@ def test_a_sampling_protocol_needs_to_know_the_noise() -> None:
 def test_config_errors_name_the_field(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
         EvaluationConfig(**wrong)
+
+
+def test_evaluation_plays_its_own_horizon_where_training_episodes_are_shorter() -> None:
+    short = PointReachConfig(horizon=5)
+    protocol, episodes, _ = evaluate(EvaluationConfig(seeds=3, horizon=12), short, Pilot(short.spec()))
+    assert protocol.horizon == 12
+    assert protocol.options["horizon"] == 12
+    assert [episode.length for episode in episodes] == [12, 12, 12]

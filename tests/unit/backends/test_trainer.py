@@ -171,6 +171,41 @@ def test_moments_are_kept_by_parameter_name() -> None:
         torch.testing.assert_close(moments["exp_avg_sq"][name], 0.001 * parameter.grad**2)
 
 
+def test_a_move_to_other_memory_changes_nothing() -> None:
+    """What `offload` and `onload` do where there is a device: weights move, flat tensors are gathered anew."""
+    results = []
+    for moves in (False, True):
+        trainer = TorchTrainerConfig().build(policy(), Split(), 0)
+        for step in range(3):
+            update(trainer, batch(seed=step))
+            if moves:
+                old = {name: group.flat.data.data_ptr() for name, group in trainer.groups.items()}
+                for parameter in trainer.model.parameters():
+                    parameter.data = parameter.data.clone()
+                for name, group in trainer.groups.items():
+                    group.gather(torch.device("cpu"))
+                    assert group.flat.data.data_ptr() != old[name]
+        results.append(trainer.state())
+    for name, x in results[0]["model"].items():
+        assert torch.equal(x, results[1]["model"][name]), name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("objective", [Fit(), Split()], ids=["one_phase", "three_phases"])
+def test_a_gpu_trains_like_the_cpu_and_gives_its_memory_back(objective: Any) -> None:
+    states = []
+    for device in ("cpu", "cuda"):
+        trainer = TorchTrainerConfig(device=device, dtype="float64").build(policy(), objective, 0)
+        for step in range(3):
+            update(trainer, batch(seed=step, dtype=F64).map(lambda x, device=device: x.to(device)))
+            trainer.offload()
+            assert all(not p.is_cuda for p in trainer.model.parameters())
+            trainer.onload()
+        states.append(trainer.state()["model"])
+    for name, x in states[0].items():
+        torch.testing.assert_close(states[1][name].cpu(), x, rtol=1e-9, atol=1e-9)
+
+
 def test_heads_in_copies_are_independent_networks() -> None:
     """One batched product gives what each copy gives alone, and no two start equal."""
     from m2flow.backends.torch.heads import HeadNet

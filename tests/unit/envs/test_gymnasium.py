@@ -60,6 +60,18 @@ def test_a14_each_episode_is_reset_exactly_once_and_ends_with_its_true_observati
     assert seen == [[0, 0], [1, 0], [2, 0]]  # a second reset per episode would show 0, 2, 4
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_environment_that_reuses_its_array_still_shows_its_true_final_observation(workers: int) -> None:
+    env = config("Reusing-v0", workers=workers).build([0, 1], seed=0)
+    first = env.reset()["state"]
+    steps = [step(env, np.zeros((2, 1), np.float32)) for _ in range(4)]
+    np.testing.assert_array_equal(steps[2].final_obs["state"], np.stack([first[:, 0], [3, 3]], 1))
+    assert (steps[2].obs["state"][:, 1] == 0).all()
+    assert (steps[2].obs["state"][:, 0] != first[:, 0]).all()
+    assert first[:, 1].tolist() == [0, 0]
+    env.close()
+
+
 def test_a14_an_environment_wrapped_to_reset_itself_is_refused() -> None:
     with pytest.raises(ValueError, match=r"Autoreset.*every second initial state skipped"):
         config("Autoresetting-v0").build([0], seed=0)

@@ -61,6 +61,23 @@ class Forgetful(Counting):
     """Not deterministic: its reset counter is not part of its seed."""
 
 
+class Reusing(gymnasium.Env[Any, Any]):
+    """Hands out its own array again and again, also from reset."""
+
+    observation_space = spaces.Box(-1e6, 1e6, (2,), np.float64)
+    action_space = spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.own = getattr(self, "own", np.zeros(2))
+        self.own[:] = self.np_random.uniform(-1, 1), 0.0
+        return self.own, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.own[1] += 1
+        return self.own, 0.0, self.own[1] == 3, False, {}
+
+
 class Trouble(gymnasium.Env[Any, Any]):
     """Raises on action 1, hangs on 2, ends its process on 3."""
 
@@ -85,6 +102,7 @@ class Trouble(gymnasium.Env[Any, Any]):
 gymnasium.register("Mixed-v0", entry_point=Mixed, max_episode_steps=20)
 gymnasium.register("Counting-v0", entry_point=Counting)
 gymnasium.register("Forgetful-v0", entry_point=Forgetful)
+gymnasium.register("Reusing-v0", entry_point=Reusing)
 gymnasium.register("Trouble-v0", entry_point=Trouble)
 gymnasium.register(
     "Autoresetting-v0",
