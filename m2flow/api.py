@@ -79,7 +79,7 @@ class CheckReport:
     def __str__(self) -> str:
         lines = [self.plan] if self.plan else []
         if self.memory:
-            lines.append("memory estimate: " + ", ".join(f"{n} {b / 2**20:,.0f} MiB" for n, b in self.memory.items()))
+            lines.append("memory estimate: " + ", ".join(f"{n} {b / 2**20:,.1f} MiB" for n, b in self.memory.items()))
         lines += [f"problem: {problem}" for problem in self.problems]
         lines.append("ok: nothing was started" if self.ok else f"{len(self.problems)} problem(s); nothing was started")
         return "\n".join(lines)
@@ -110,7 +110,7 @@ def check(
         table = explain(ready.flow, ready.plan)
         check_plan(ready.flow, ready.plan, ready.cluster, memory)
     except ValueError as error:
-        return CheckReport(False, tuple(str(error).splitlines()))
+        return CheckReport(False, tuple(getattr(error, "problems", None) or [str(error)]))
     return CheckReport(True, (), table, memory)
 
 

@@ -170,6 +170,8 @@ def _table(title: str, cls: type) -> list[str]:
         else:
             shown = f"`{inline_yaml(plain(default))}`"
         takes = _cell(describe(known[field.name], field.metadata))
+        if "kind" in field.metadata:  # whatever else is installed here is not part of the page
+            takes = "one of " + ", ".join(sorted(registry.BUILTIN[field.metadata["kind"]]))
         lines.append(f"| `{field.name}` | {takes} | {shown} | {_cell(notes.get(field.name, ''))} |")
     return [*lines, ""]
 

@@ -81,7 +81,8 @@ class Recipe:
     checkpoint: Any = _fixed("m2flow.backends.checkpoint:CheckpointConfig")  # what is saved and kept
     observe: Any = _fixed("m2flow.observe.sinks:ObserveConfig")  # where metrics and traces go
     alarms: Any = _fixed("m2flow.observe.alarms:AlarmConfig")  # when a run that learns nothing is stopped
-    early_stop: EarlyStopConfig | None = _fixed("m2flow.config.recipe:EarlyStopConfig", optional=True)  # null: never
+    # when a run that has learnt enough is stopped; null: never
+    early_stop: EarlyStopConfig | None = _fixed("m2flow.config.recipe:EarlyStopConfig", optional=True)
 
     def __post_init__(self) -> None:
         if not self.name or set(self.name) & set("/\\\0\n"):

@@ -15,8 +15,8 @@ from torch.nn import functional
 
 Host = NDArray[Any]
 
-# Products (rows x inputs x outputs of the widest layer) up to which acting is done in numpy. Beyond it numpy's BLAS wakes
-# a thread for every core, whatever the plan gave this process; torch keeps to its own number of threads.
+# Products (rows x inputs x outputs of the widest layer) up to which acting is done in numpy. Beyond it numpy's BLAS
+# wakes a thread for every core, whatever the plan gave this process; torch keeps to its own number of threads.
 HOST_LIMIT = 1 << 22
 
 

@@ -49,9 +49,8 @@ class MLPConfig:
             raise ValueError(f"chunk: must be at least 1, got {self.chunk}")
         steps = [step for step, _ in self.std_schedule]
         if steps != sorted(set(steps)) or any(std <= 0 for _, std in self.std_schedule):
-            raise ValueError(
-                f"std_schedule: expected rising steps with deviations above 0, got {[list(p) for p in self.std_schedule]}"
-            )
+            given = [list(point) for point in self.std_schedule]
+            raise ValueError(f"std_schedule: expected rising steps with deviations above 0, got {given}")
         if self.std_schedule and (self.state_dependent_std or self.dist == "categorical"):
             raise ValueError("std_schedule: needs one deviation per action dimension; remove it or state_dependent_std")
         if self.log_std_bounds is not None and not self.log_std_bounds[0] < self.log_std_bounds[1]:

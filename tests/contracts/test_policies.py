@@ -17,6 +17,7 @@ CASES = [
     Case("gaussian_chunk", MLPConfig(hidden=SMALL, chunk=4, activation="silu"), VECTOR),
     Case("gaussian_state_std", MLPConfig(hidden=SMALL, state_dependent_std=True, log_std_init=-0.5), VECTOR),
     Case("gaussian_bounds", MLPConfig(hidden=SMALL, log_std_init=-1.0, log_std_bounds=(-2.5, 0.5)), VECTOR),
+    Case("gaussian_scheduled", MLPConfig(hidden=SMALL, std_schedule=((0, 1.0), (3, 0.2))), VECTOR),
     Case("gaussian_shared", MLPConfig(hidden=SMALL, shared_trunk=True, activation="elu"), TORQUE),
     Case("gaussian_normalized", MLPConfig(hidden=SMALL, normalize=True, clip_obs=3.0), MIXED),
     Case("squashed", MLPConfig(hidden=SMALL, dist="squashed", activation="relu"), TORQUE),

@@ -64,6 +64,28 @@ def test_normalised_observations_are_what_the_network_sees() -> None:
     np.testing.assert_allclose(policy.encoder.rows(seen, np.float32), want, atol=2e-3)
 
 
+def test_a_scheduled_deviation_is_log_linear_in_training_steps_and_part_of_the_weights() -> None:
+    policy = MLPConfig(hidden=(4,), std_schedule=((2, 1.0), (4, 0.25))).build(SPEC, 0)
+    obs = {"a": np.zeros((1, 2), np.float32), "b": np.zeros((1, 3))}
+    seen = []
+    for _ in range(7):
+        seen.append(
+            policy.act(obs, np.ones((1, 1, 2))).action.mean().item() - policy.act(obs, None).action.mean().item()
+        )
+        policy.observe(obs)
+    assert seen == pytest.approx([1.0, 1.0, 1.0, 0.5, 0.25, 0.25, 0.25], rel=1e-6)
+    assert "distribution.log_std" not in dict(policy.named_parameters())
+    again = MLPConfig(hidden=(4,), std_schedule=((2, 1.0), (4, 0.25))).build(SPEC, 1)
+    again.load_state_dict(policy.state_dict())
+    np.testing.assert_array_equal(again.act(obs, np.ones((1, 1, 2))).action, policy.act(obs, np.ones((1, 1, 2))).action)
+
+
+def test_min_std_keeps_what_hardly_moves_from_being_blown_up() -> None:
+    policy = MLPConfig(normalize=True, min_std=0.1).build(Spec({"a": Field((1,))}, SPEC.action), 0)
+    policy.observe({"a": np.array([[1.0 - 1e-3], [1.0 + 1e-3]])})
+    assert policy.features({"a": np.array([[1.001]], np.float32)}).item() == pytest.approx(0.01, rel=1e-3)
+
+
 def test_shapes_of_multi_axis_and_scalar_actions() -> None:
     scalar = MLPConfig(chunk=2).build(Spec({"a": Field((2,))}, Field(())), 0)
     got = scalar.act({"a": np.zeros((3, 2), np.float32)}, np.zeros((3, 2)))
@@ -79,6 +101,10 @@ def test_shapes_of_multi_axis_and_scalar_actions() -> None:
         ({"temperature": 0.0}, "temperature: must be more than 0"),
         ({"clip_obs": -1.0}, "clip_obs: must be more than 0"),
         ({"chunk": 0}, "chunk: must be at least 1"),
+        ({"min_std": 0.0}, "min_std: must be more than 0"),
+        ({"std_schedule": ((5, 1.0), (2, 0.1))}, "std_schedule: expected rising steps"),
+        ({"std_schedule": ((0, 0.0),)}, "std_schedule: expected rising steps with deviations above 0"),
+        ({"std_schedule": ((0, 1.0),), "state_dependent_std": True}, "std_schedule: needs one deviation per"),
         ({"log_std_bounds": (1.0, 0.0)}, "log_std_bounds: the first must be below"),
     ],
 )
