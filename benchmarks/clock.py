@@ -74,7 +74,9 @@ class Clock:
     """A recorder of m2flow (`observe.recorders: ["benchmarks.clock:Clock"]`) that stamps every metric row."""
 
     stamps: ClassVar[Stamps] = Stamps()
-    curve: ClassVar[list[tuple[int, float, int]]] = []  # (env steps, mean return, episodes) of iterations that ended some
+    curve: ClassVar[
+        list[tuple[int, float, int]]
+    ] = []  # (env steps, mean return, episodes) of iterations that ended some
 
     def __init__(self, target: Any) -> None:
         self.steps = 0.0

@@ -33,17 +33,17 @@ class SAC:
     How many updates follow each environment step, and on how many rows, belongs to the replay channel.
     """
 
-    gamma: float = 0.99
+    gamma: float = 0.99  # per decision
     tau: float = 0.005  # share of the critic that its slow copy takes over per update
     temperature: float | None = None  # alpha; null: learnt, towards the target entropy
     initial_temperature: float = 1.0  # where a learnt alpha starts
     target_entropy: float | None = None  # in nats per decision; null: minus the number of action dimensions
     backup_entropy: bool = True  # entropy counts in the critic's target
     actor_every: int = 1  # critic updates per actor and temperature update
-    reward_scale: float = 1.0
-    critics: int = 2
-    critic_hidden: tuple[int, ...] = (256, 256)
-    critic_activation: str = "relu"
+    reward_scale: float = 1.0  # rewards are multiplied by this
+    critics: int = 2  # the smallest of them is believed
+    critic_hidden: tuple[int, ...] = (256, 256)  # widths of each critic's hidden layers
+    critic_activation: str = "relu"  # tanh | relu | elu | silu
 
     scope: ClassVar[Literal["group", "batch"]] = "group"
     denominators: ClassVar[tuple[str, ...]] = ("steps",)

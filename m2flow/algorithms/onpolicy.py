@@ -57,27 +57,27 @@ class PPO:
     """
 
     gamma: float = 0.99  # per chunk at reward level "chunk", per action at "action"
-    gae_lambda: float = 0.95
+    gae_lambda: float = 0.95  # 0: trust the critic after one step; 1: the whole return
     clip_low: float = 0.2  # ratio at least 1 - clip_low
     clip_high: float = 0.2  # ratio at most 1 + clip_high; larger than clip_low is clip-higher
     dual_clip: float | None = None  # loss at most this times |A| where A < 0; null: unbounded
     value_clip: float | None = None  # how far the value may move from the one of the start of the step
     huber: float | None = None  # error beyond which the value loss is linear; null: half the square
     value_coef: float = 1.0  # of (V - return)^2 / 2; libraries that leave out the half call this 0.5
-    entropy_coef: float = 0.0
+    entropy_coef: float = 0.0  # of the entropy, which is pushed up
     kl: Literal["none", "k1", "k2", "k3"] = "none"  # estimator of KL(policy || reference), the policy of the start
-    kl_coef: float = 0.0
-    kl_in: Literal["loss", "reward"] = "loss"
+    kl_coef: float = 0.0  # of that KL
+    kl_in: Literal["loss", "reward"] = "loss"  # where it is counted
     target_kl: float | None = None  # an optimiser batch whose approx_kl exceeds 1.5 times this is the last of its step
     whiten: Literal["batch", "minibatch", "none"] = "minibatch"  # rows over which advantages get mean 0 and deviation 1
-    level: Literal["token", "action", "chunk"] = "chunk"
+    level: Literal["token", "action", "chunk"] = "chunk"  # what has a probability ratio of its own
     reward_level: Literal["action", "chunk"] | None = None  # null: "action" at level action, else "chunk"
     decoupled: bool = False  # clip around the policy of the start of the step, weigh by it over the one that acted
     behaviour_threshold: float | None = None  # units whose weight exceeds this are dropped (decoupled only)
-    reward_scale: float = 1.0
-    log_ratio_clamp: float = losses.LIMIT
-    critic_hidden: tuple[int, ...] = (64, 64)
-    critic_activation: str = "tanh"
+    reward_scale: float = 1.0  # rewards are multiplied by this
+    log_ratio_clamp: float = losses.LIMIT  # log ratios beyond plus and minus this are cut off
+    critic_hidden: tuple[int, ...] = (64, 64)  # widths of the critic's hidden layers
+    critic_activation: str = "tanh"  # tanh | relu | elu | silu
 
     denominators: ClassVar[tuple[str, ...]] = ("units", "values")
     couples_batch: ClassVar[bool] = False
@@ -331,9 +331,9 @@ class GRPO(PPO):
     advantage that of `group_normalise`, the same for all its steps. `std` none is Dr.GRPO (2503.20783).
     """
 
-    value_coef: float = 0.0
-    whiten: Literal["batch", "minibatch", "none"] = "none"
-    std: Literal["sample", "population", "none"] = "sample"
+    value_coef: float = 0.0  # there is no critic
+    whiten: Literal["batch", "minibatch", "none"] = "none"  # the group has normalised them already
+    std: Literal["sample", "population", "none"] = "sample"  # deviation of a group that divides its advantages
 
     denominators: ClassVar[tuple[str, ...]] = ("units",)
 

@@ -39,13 +39,13 @@ _METAWORLD_CAMERA = 2  # "corner2"; Meta-World's corner cameras (1..3) hang upsi
 class EnvPoolConfig:
     """An envpool task, for instance "MetaWorld/ButtonPressTopdown-v3" or "HalfCheetah-v5"."""
 
-    task: str
+    task: str = field(metadata={"example": "MetaWorld/ButtonPressTopdown-v3"})  # name of the task in envpool
     max_episode_steps: int | None = None  # time limit; null: the task's own
     options: Mapping[str, Any] = field(default_factory=dict)  # further settings of the task; Meta-World shows its goal
     threads: int = 0  # C++ threads; 0: as many as the plan gives the stage
     info: tuple[str, ...] = ()  # further numbers of `info` to hand on
     width: int = 320  # pixels of a frame
-    height: int = 240
+    height: int = 240  # pixels of a frame
     camera: int | None = None  # number of the MuJoCo camera; null: a good one
 
     def __post_init__(self) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class GymnasiumConfig:
     """A Gymnasium environment by id, for instance "HalfCheetah-v5", or "my_package.envs:MyEnv-v0" to import first."""
 
-    id: str
+    id: str = field(metadata={"example": "Pendulum-v1"})  # as gymnasium.make takes it; "module:Id" imports first
     workers: int = 0  # processes that step the lanes; 0: this process
     kwargs: Mapping[str, Any] = field(default_factory=dict)  # arguments of gymnasium.make
     max_episode_steps: int | None = None  # time limit; null: the registered one

@@ -51,7 +51,7 @@ class PointReachConfig(_Toy):
     speed: float = 0.1  # length of one step at full action
     radius: float = 0.1  # distance that counts as reached
     terminate: bool = False  # whether reaching the goal ends the episode
-    autoreset: Autoreset = "same"
+    autoreset: Autoreset = "same"  # whether a finished lane resets in the same step or in the next
     dtype: Literal["float32", "float64"] = "float32"  # of observations, actions and rewards
 
     def __post_init__(self) -> None:
@@ -80,11 +80,11 @@ class BanditConfig(_Toy):
     episode terminates after `horizon` steps.
     """
 
-    contexts: int = 4
-    arms: int = 4
+    contexts: int = 4  # different situations
+    arms: int = 4  # actions to choose from
     horizon: int = 1  # choices per episode
-    autoreset: Autoreset = "same"
-    dtype: Literal["float32", "float64"] = "float32"
+    autoreset: Autoreset = "same"  # whether a finished lane resets in the same step or in the next
+    dtype: Literal["float32", "float64"] = "float32"  # of observations and rewards
 
     def __post_init__(self) -> None:
         _check(self.horizon, self.autoreset, self.dtype)
@@ -111,10 +111,10 @@ class CountConfig(_Toy):
     The episode ends every `every` steps, whatever is done; the reward is the step number reached.
     """
 
-    every: int = 4
-    end: Literal["terminated", "truncated"] = "terminated"
-    autoreset: Autoreset = "next"
-    dtype: Literal["float32", "float64"] = "float32"
+    every: int = 4  # steps per episode
+    end: Literal["terminated", "truncated"] = "terminated"  # what the end of an episode is called
+    autoreset: Autoreset = "next"  # whether a finished lane resets in the same step or in the next
+    dtype: Literal["float32", "float64"] = "float32"  # of observations and rewards
 
     def __post_init__(self) -> None:
         _check(self.every, self.autoreset, self.dtype)

@@ -45,8 +45,8 @@ class FlowConfig:
     chunk: int = 1  # actions per decision
     std: float = 0.2  # deviation of a denoising step, at the start if it is learnt
     learn_std: bool = True  # one deviation per step and dimension, between std_min and std_max
-    std_min: float = 0.05
-    std_max: float = 0.5
+    std_min: float = 0.05  # smallest deviation that is learnt
+    std_max: float = 0.5  # and the largest
     normalize: bool = False  # running mean and deviation of the observation, part of the weights
     clip_obs: float = 10.0  # a normalised number stays within plus and minus this
     hidden_gain: float = math.sqrt(2.0)  # orthogonal initialisation of the hidden layers

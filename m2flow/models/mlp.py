@@ -26,7 +26,7 @@ class MLPConfig:
 
     hidden: tuple[int, ...] = (64, 64)  # widths of the hidden layers
     activation: str = "tanh"  # tanh | relu | elu | silu
-    dist: Literal["auto", "gaussian", "squashed", "categorical"] = "auto"
+    dist: Literal["auto", "gaussian", "squashed", "categorical"] = "auto"  # of actions; auto: by the environment
     chunk: int = 1  # actions per decision
     shared_trunk: bool = False  # value and Q heads stand on the hidden layers, not on the observation
     log_std_init: float = 0.0  # log standard deviation at the start

@@ -31,7 +31,7 @@ class EvaluationConfig:
     """Held-out evaluation. Its seeds are the same in every run; training lanes start from hashed seeds elsewhere."""
 
     seeds: int = 50  # number of held-out initial states, counted up from first_seed
-    first_seed: int = 1_000_000
+    first_seed: int = 1_000_000  # training never uses these
     seed_list: tuple[int, ...] = ()  # these seeds instead of a range
     horizon: int | None = None  # steps per episode; null: the environment's own time limit
     success: Literal["once", "end"] = "once"  # headline: success at any step, or at the last one

@@ -109,8 +109,9 @@ class Learner:
         rows = self.config.minibatch or batch.size
         for epoch in range(self.config.epochs):
             if rows < batch.size:
-                order = np.random.Generator(np.random.Philox(seeds.derive(self.seed, step,
-                epoch))).permutation(batch.size)
+                order = np.random.Generator(np.random.Philox(seeds.derive(self.seed, step, epoch))).permutation(
+                    batch.size
+                )
                 shuffled = batch.take(torch.from_numpy(order))
             else:
                 shuffled = batch

@@ -189,7 +189,7 @@ class Driver:
 
     def _next_boundary(self, done: int) -> int:
         rhythms = (self.config.evaluate_every, self.config.save_every)
-        return min(self.config.steps, *((done // every + 1) * every for every in rhythms if every > 0))
+        return min([self.config.steps, *((done // every + 1) * every for every in rhythms if every > 0)])
 
     def _admissible(self, barrier: int) -> bool:
         progress, lag = self.progress, self.plan.lag

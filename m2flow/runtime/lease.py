@@ -57,8 +57,9 @@ class LeaseManager:
         for request in self.waiting:
             if now - request.since > self.limit:
                 holders = {d: self.holders[d] for d in request.devices if d in self.holders}
-                held = ", ".join(f"{d} held by {owner} for {now - since:.0f} s" for d, (owner, since) in
-                holders.items())
+                held = ", ".join(
+                    f"{d} held by {owner} for {now - since:.0f} s" for d, (owner, since) in holders.items()
+                )
                 return f"{request.owner} has waited {now - request.since:.0f} s for {request.devices}: {held}"
         return None
 

@@ -54,9 +54,7 @@ def wire(flow: Flow, plan: Plan, cluster: Cluster) -> Wiring:
         place = plan.places[nodes[0]]
         devices = place.workers(cluster)
         for rank in range(place.replicas):
-            spec = WorkerSpec(
-                f"{'+'.join(nodes)}/{rank}", nodes, rank, place.replicas, devices[rank], place.process
-            )
+            spec = WorkerSpec(f"{'+'.join(nodes)}/{rank}", nodes, rank, place.replicas, devices[rank], place.process)
             workers.append(spec)
             home.update({(node, rank): spec.id for node in nodes})
     links = set()

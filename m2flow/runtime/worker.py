@@ -135,9 +135,7 @@ class Worker:
         for name in sorted(self.spec.nodes, key=lambda name: kinds[name] == "stage"):
             services = {e.dst: self._handle(e) for e in flow.edges if isinstance(e, Call) and e.src == name}
             cuts = [self.program.plan.sub_batches.get(f"{name}->{service}", 1) for service in services]
-            context = Context(
-                name, self.spec.rank, self.spec.size, self.spec.devices, services, max(cuts, default=1)
-            )
+            context = Context(name, self.spec.rank, self.spec.size, self.spec.devices, services, max(cuts, default=1))
             self.nodes[name] = self.program.parts[name](context)
             if kinds[name] == "stage":
                 self.hosts[name] = self._host(name, context)

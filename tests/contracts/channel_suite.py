@@ -69,7 +69,7 @@ class Background:
     def _run(self, call: Callable[[], Any]) -> None:
         try:
             self.outcome.append(call())
-        except BaseException as error:  # noqa: BLE001  handed to the test
+        except BaseException as error:
             self.outcome.append(error)
 
     @property

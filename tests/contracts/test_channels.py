@@ -130,7 +130,9 @@ def test_a22_the_original_exception_reaches_every_waiter_and_every_later_call(ca
 def test_a_timeout_says_who_waited_for_whom_since_when(case):
     channel = case.build(1)
     began = time.monotonic()
-    with pytest.raises(TimeoutError, match=rf"channel '{channel.name}': {channel.consumer} .*has waited 0\.[0-9] s") as got:
+    with pytest.raises(
+        TimeoutError, match=rf"channel '{channel.name}': {channel.consumer} .*has waited 0\.[0-9] s"
+    ) as got:
         channel.get(4, timeout=0.05)
     assert 0.05 <= time.monotonic() - began < 5.0
     for words in ("since ", "get weight 4", channel.producer, "nothing was ever put"):
@@ -388,7 +390,9 @@ def test_many_threads_with_time_outs_and_cancellations_lose_and_double_nothing()
                 with lock:
                     got.extend(result)
 
-    consumers = [Background(impatient) for _ in range(3)] + [Background(lambda: asyncio.run(fickle())) for _ in range(2)]
+    consumers = [Background(impatient) for _ in range(3)] + [
+        Background(lambda: asyncio.run(fickle())) for _ in range(2)
+    ]
     producers = [Background(lambda p=p: [channel.put(n) for n in range(p, count, 3)]) for p in range(3)]
     for producer in producers:
         assert len(producer.result()) == count // 3

@@ -70,11 +70,14 @@ def test_law_3_recorded_log_prob_is_the_one_that_is_trained_on(tmp_path: Path, p
     assert len(gaps) == 4 and max(gaps) < 1e-9
 
 
-@pytest.mark.parametrize("env", [
-    {"name": "point_reach", "horizon": 10, "dtype": "float64"},
-    {"name": "gymnasium", "id": "HalfCheetah-v5", "max_episode_steps": 25},
-    {"name": "envpool", "task": "HalfCheetah-v4", "max_episode_steps": 25},
-])
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"name": "point_reach", "horizon": 10, "dtype": "float64"},
+        {"name": "gymnasium", "id": "HalfCheetah-v5", "max_episode_steps": 25},
+        {"name": "envpool", "task": "HalfCheetah-v4", "max_episode_steps": 25},
+    ],
+)
 def test_law_4_stop_and_resume_is_exact(tmp_path: Path, env: dict[str, Any]) -> None:
     whole = small.train(tmp_path, "whole", env=env, steps=4, checkpoint={"every": 2})
     first = small.train(tmp_path, "parts", env=env, steps=2, checkpoint={"every": 2})

@@ -28,20 +28,20 @@ from m2flow.types import Array, Batch, Phase, Term, Tree, Weights
 class TorchTrainerConfig:
     """Optimiser, clipping, schedule, and where it runs. `linear` falls to `final_fraction` of the learning rate."""
 
-    learning_rate: float = 3e-4
+    learning_rate: float = 3e-4  # of every group without one of its own
     group_learning_rates: Mapping[str, float] = field(default_factory=dict)  # by group, in place of learning_rate
-    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam"  # one per parameter group
     betas: tuple[float, float] = (0.9, 0.999)  # adam and adamw
     eps: float = 1e-8  # adam and adamw
     momentum: float = 0.0  # sgd
-    weight_decay: float = 0.0
+    weight_decay: float = 0.0  # pull of weights towards 0
     max_grad_norm: float | None = 0.5  # norm over a group beyond which its gradient is scaled down; null: never
-    schedule: Literal["constant", "linear"] = "constant"
+    schedule: Literal["constant", "linear"] = "constant"  # of the learning rate
     schedule_steps: int | None = None  # training steps until the end of a linear schedule
     schedule_updates: int | None = None  # or optimiser steps of the group; give one of the two
-    final_fraction: float = 0.0
+    final_fraction: float = 0.0  # of the learning rate, where a linear schedule ends
     dtype: Literal["float32", "float64"] = "float32"  # of weights, gradients and moments
-    device: str = "cpu"
+    device: str = "cpu"  # as torch names it
     threads: int = 1  # threads of torch's arithmetic in a process
 
     def __post_init__(self) -> None:

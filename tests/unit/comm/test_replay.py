@@ -15,7 +15,9 @@ from m2flow.comm.replay import ReplayConfig, Ring
 from m2flow.types import Trajectory, Units
 
 
-def trajectory(t: int, lanes: list[int], first: int = 0, *, step: int = 0, ends: dict[tuple[int, int], bool] | None = None):
+def trajectory(
+    t: int, lanes: list[int], first: int = 0, *, step: int = 0, ends: dict[tuple[int, int], bool] | None = None
+):
     """T steps of the given lanes. Every number tells where it is from: reward = 1000 * lane + time; a successor has the
     next time; `ends[(t, lane)]` True: terminated, False: truncated; then the successor is a final observation, -reward.
     """
@@ -183,7 +185,11 @@ def test_a_batch_has_the_documented_parts_and_its_own_memory():
     batch = channel.get(7)[0]
     assert batch.size == 7
     assert {k: v.shape for k, v in batch.columns.items()} == {"reward": (7, 1), "terminated": (7,), "valid": (7, 1)}
-    assert {k: str(v.dtype) for k, v in batch.columns.items()} == {"reward": "float32", "terminated": "bool", "valid": "bool"}
+    assert {k: str(v.dtype) for k, v in batch.columns.items()} == {
+        "reward": "float32",
+        "terminated": "bool",
+        "valid": "bool",
+    }
     assert (batch.next_obs["state"] == batch.obs["state"] + 1).all()
     batch.columns["reward"][:] = -5
     assert -5 not in content(channel)
@@ -399,7 +405,9 @@ def test_a_state_is_a_copy():
     channel.put(trajectory(4, [0], 50))
     channel.ready()
     assert saved["ring"]["columns"]["columns/reward"].tolist() == before["ring"]["columns"]["columns/reward"].tolist()
-    assert saved["staged"][0]["rows"]["columns/reward"].tolist() == before["staged"][0]["rows"]["columns/reward"].tolist()
+    assert (
+        saved["staged"][0]["rows"]["columns/reward"].tolist() == before["staged"][0]["rows"]["columns/reward"].tolist()
+    )
 
 
 # ---- config and speed

@@ -14,7 +14,9 @@ from tests.unit.flow.flows import PPO, cores
 GIB = 2**30
 TWO = cores(2)
 SHARED = Plan(
-    places=dict.fromkeys(PPO.names, Place(("cpu:0-1",))), shifts=(("rollout",), ("learner",), ("evaluator",)), name="all"
+    places=dict.fromkeys(PPO.names, Place(("cpu:0-1",))),
+    shifts=(("rollout",), ("learner",), ("evaluator",)),
+    name="all",
 )
 SPLIT = Plan(
     places={name: Place(("cpu:1",) if name == "learner" else ("cpu:0",), process=True) for name in PPO.names},
@@ -220,7 +222,9 @@ def test_cores_of_a_host_draw_on_one_memory_and_replicas_count():
     twice = place(SPLIT, rollout=Place(("cpu:0",), replicas=2))
     check(PPO, twice, cores(2, memory=7 * GIB // 2), need)  # 2 * 3 + 1 = 7 of the host's 7
     found = problems(twice, cluster=cores(2, memory=7 * GIB // 2 - 1), memory=need)
-    assert found[0].startswith("the memory of host localhost: needs 7.00 GiB at once (rollout 6.00 GiB + learner 1.00 GiB)")
+    assert found[0].startswith(
+        "the memory of host localhost: needs 7.00 GiB at once (rollout 6.00 GiB + learner 1.00 GiB)"
+    )
     check(PPO, twice, cores(2), need)  # unknown memory is not checked
     assert "no node 'lerner'" in problems(SPLIT, memory={"lerner": 1})[0]
 
