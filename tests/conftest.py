@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 
+os.environ.setdefault("M2FLOW_STRICT_METRICS", "1")  # a metric nobody declared is an error here
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # small nets are slower with more, and tests share the cores
 
 import pytest
