@@ -20,7 +20,7 @@ from typing import Literal
 import m2flow
 from m2flow._version import __version__
 
-CORE = ("numpy", "torch", "pydantic", "PyYAML", "typer", "rich", "safetensors", "tensorboard", "plotly")
+CORE = ("numpy", "torch", "pydantic", "PyYAML", "typer", "rich", "safetensors", "tensorboard")
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "envpool": (
         "envpool",

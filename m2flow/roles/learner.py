@@ -164,10 +164,12 @@ class Learner:
             return
         part = batch.rows(0, min(PARITY_ROWS, batch.size))
         again = self.trainer.model.policy.score(part.obs, part.record).logprob
-        gap = (again - part.columns["behaviour_logprob"]).abs().reshape(part.size, -1)
-        valid = part.columns["valid"].reshape(part.size, -1).any(1)
-        if valid.any():
-            self.tally.add({"train/logprob_gap": Metric(float(gap[valid].max()), "max")})
+        gap = (again - part.columns["behaviour_logprob"]).abs()
+        counted = part.columns.get("unit_mask")
+        if counted is not None:
+            gap = gap[counted]
+        if gap.numel():
+            self.tally.add({"train/logprob_gap": Metric(float(gap.max()), "max")})
 
     def state(self) -> Tree:
         """Trainer state and the update counter that keys randomness."""

@@ -7,6 +7,7 @@ flight together: while one waits for its environment or for the policy service, 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,11 +61,12 @@ class Rollout:
     async def work(self, items: Sequence[Tick]) -> AsyncIterator[Trajectory | Report]:
         """One Trajectory per sub-batch and a Report, for each tick."""
         for tick in items:
+            began = time.perf_counter()
             start, self.turn = self.turn, self.turn + self.config.length
             runs = [group.collect(tick, start, self.config.length) for group in self.lanes]
             for trajectory in [await runs[0]] if len(runs) == 1 else await asyncio.gather(*runs):
                 yield trajectory
-            yield Report(tick.step, self._metrics())
+            yield Report(tick.step, self._metrics() | {"time/rollout_s": Metric(time.perf_counter() - began, "sum")})
 
     def _metrics(self) -> dict[str, Metric]:
         ended = [episode for group in self.lanes for episode in group.take_ended()]

@@ -1,0 +1,172 @@
+"""A whole run: what is recorded, why it stops, what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import m2flow
+from m2flow.api import Run
+from m2flow.observe.layout import RunFolder, read_json
+from m2flow.runtime.failures import RunFailed
+from tests.integration import small
+
+REACH = {
+    "env": {"name": "point_reach"},
+    "policy": {"name": "mlp", "hidden": [32, 32], "log_std_init": -0.5},
+    "objective": {"name": "ppo", "gamma": 0.95, "value_coef": 0.5},
+    "trainer": {"name": "torch", "learning_rate": 1e-3},
+    "rollout": {"lanes": 16, "length": 80},
+    "learner": {"epochs": 8, "minibatch": 320},
+    "seed": 0,
+}
+
+
+def status(run: Run | Path) -> dict[str, Any]:
+    return read_json(RunFolder(run.path if isinstance(run, Run) else run).status)
+
+
+def test_ppo_learns_and_the_folder_tells_it(tmp_path: Path) -> None:
+    run = small.train(
+        tmp_path, "run", **REACH, steps=25, evaluation={"seeds": 20, "videos": 1}, observe={"recorders": []}
+    )
+    before, after = run.evaluations()
+    assert before.metrics["eval/success_once"] <= 0.2
+    assert after.metrics["eval/success_once"] >= 0.9
+    assert after.protocol["seeds"] == list(range(1_000_000, 1_000_020))
+    assert status(run)["state"] == "finished"
+    folder = run.folder
+    assert read_json(folder.env)["seeds"] == {"run": 0}
+    assert "torch" in read_json(folder.env)["packages"]
+    assert json.loads(folder.chrome_trace.read_text())["traceEvents"]
+    assert len(list(folder.videos.glob("*.mp4"))) == 2, "one before, one after"
+    assert "<html" in folder.report.read_text()
+    assert m2flow.show(run.path)
+    again = m2flow.evaluate(run)
+    assert again.metrics == after.metrics, "evaluating the checkpoint gives the number of the run"
+
+
+def test_sac_learns_through_the_replay_channel(tmp_path: Path) -> None:
+    run = small.train(
+        tmp_path,
+        "run",
+        flow="offpolicy",
+        seed=0,
+        steps=60,
+        env={"name": "point_reach"},
+        policy={"name": "mlp", "hidden": [32, 32], "activation": "relu", "dist": "squashed"},
+        objective={"name": "sac", "gamma": 0.9, "critic_hidden": [32, 32], "initial_temperature": 0.1},
+        trainer={"name": "torch", "learning_rate": 3e-3},
+        rollout={"lanes": 4, "length": 8},
+        learner={},
+        replay={"batch": 128, "capacity": 10000, "start": 128},
+        evaluation={"seeds": 20},
+    )
+    before, after = run.evaluations()
+    assert before.metrics["eval/success_once"] <= 0.3
+    assert after.metrics["eval/success_once"] >= 0.9
+
+
+def test_sac_resume_is_exact_with_its_replay(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "flow": "offpolicy",
+        "policy": {"name": "mlp", "hidden": [8], "dist": "squashed"},
+        "objective": {"name": "sac", "critic_hidden": [8]},
+        "rollout": {"lanes": 2, "length": 8},
+        "learner": {},
+        "replay": {"batch": 16, "capacity": 40, "start": 16},
+    }
+    whole = small.train(tmp_path, "whole", **settings, steps=6, checkpoint={"every": 3})
+    first = small.train(tmp_path, "parts", **settings, steps=3, checkpoint={"every": 3})
+    resumed = m2flow.resume(first, steps=6, quiet=True)
+    assert small.numbers(resumed) == small.numbers(whole)
+
+
+def test_flow_policy_with_chunks_trains_and_is_scored_right(tmp_path: Path) -> None:
+    run = small.train(tmp_path, "run", policy={"name": "flow", "hidden": [8], "chunk": 3, "steps": 2})
+    rows = run.metrics()
+    assert max(row["train/logprob_gap"] for row in rows) < 1e-9
+    assert all(row["rollout/env_steps"] > 64 for row in rows), "every decision takes up to three environment steps"
+
+
+def test_stale_data_is_stamped_and_decoupled_ppo_takes_it(tmp_path: Path) -> None:
+    plan = small.plan(small.place("cpu:0", process=True), small.place("cpu:1", process=True), lag=1)
+    run = small.train(tmp_path, "run", plan=plan, objective={"name": "ppo", "decoupled": True}, steps=8)
+    assert len(run.metrics()) == 8
+    assert all(np.isfinite(row["train/policy_loss"]) for row in run.metrics())
+
+
+def test_early_stop_at_a_threshold_keeps_the_checkpoint(tmp_path: Path) -> None:
+    run = small.train(
+        tmp_path,
+        "run",
+        **REACH,
+        steps=60,
+        evaluation={"seeds": 20, "every": 5},
+        early_stop={"metric": "eval/success_once", "threshold": 0.8},
+    )
+    said = status(run)
+    assert said["state"] == "stopped"
+    assert "eval/success_once reached" in said["reason"]
+    assert 0 < said["step"] < 60
+    assert list(run.recipe.checkpoint.build(run.folder.checkpoints).steps())[-1] == said["step"]
+
+
+def test_best_checkpoint_survives_keep_one(tmp_path: Path) -> None:
+    run = small.train(
+        tmp_path,
+        "run",
+        **REACH,
+        steps=12,
+        evaluation={"seeds": 10, "every": 2},
+        checkpoint={"every": 2, "keep": 1, "best_metric": "eval/return"},
+    )
+    store = run.recipe.checkpoint.build(run.folder.checkpoints)
+    returns = {item.step: item.metrics["eval/return"] for item in run.evaluations() if item.step > 0}
+    best = max(returns, key=lambda step: (returns[step], step))
+    assert store.best() == best
+    assert set(store.steps()) == {best, 12}
+
+
+def test_a_policy_that_scores_wrongly_is_stopped_at_the_first_step(tmp_path: Path) -> None:
+    run = small.train(tmp_path, "run", policy={"name": "tests.integration.parts:LyingConfig", "hidden": [8]})
+    said = status(run)
+    assert said["state"] == "stopped"
+    assert said["step"] == 1
+    assert "logprob_gap" in said["reason"]
+
+
+def test_an_environment_that_fails_fails_the_run_with_its_own_words(tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match="the motor is on fire"):
+        small.train(tmp_path, "run", env={"name": "tests.integration.parts:BurningConfig"})
+    said = status(tmp_path / "run")
+    assert said["state"] == "failed"
+    assert "the motor is on fire" in said["error"]
+
+
+def test_interrupt_ends_with_130_and_a_run_that_can_be_resumed(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    from m2flow.config import to_yaml
+
+    recipe.write_text(to_yaml(small.recipe(steps=100000, checkpoint={"every": 1, "keep": 1})))
+    command = [sys.executable, "-m", "m2flow.cli", "train", str(recipe), "--run-dir", str(tmp_path / "run")]
+    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not list(checkpoints.glob("step_*")):
+        time.sleep(0.05)
+    child.send_signal(signal.SIGINT)
+    _, said = child.communicate(timeout=60)
+    assert child.returncode == 130, said
+    assert status(tmp_path / "run")["state"] == "stopped"
+    done = max(Run(tmp_path / "run").recipe.checkpoint.build(checkpoints).steps())
+    resumed = m2flow.resume(tmp_path / "run", steps=done + 1, quiet=True)
+    assert status(resumed)["state"] == "finished"
