@@ -87,7 +87,38 @@ def learn(recipe: str, steps: int, seed: int) -> dict[str, Any]:
     return result | {"curve": Clock.curve}
 
 
-JOBS = {"product": product, "handwritten": handwritten, "env_only": env_only, "learn": learn}
+def learn_sac(recipe: str, seed: int) -> dict[str, Any]:
+    """One of the product's own recipes to its end; the last evaluation counts."""
+    import m2flow
+
+    folder = Path(tempfile.mkdtemp(prefix="m2flow-bench-"))
+    try:
+        run = m2flow.train(
+            RECIPES.parents[1] / "recipes" / recipe,
+            'observe.recorders=["tensorboard","benchmarks.clock:Clock"]',
+            "observe.report=false",
+            run_dir=folder / "run",
+            seed=seed,
+            quiet=True,
+        )
+        found = run.evaluations()
+        last = found[-1]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return Clock.stamps.summary() | {
+        "curve": [[e.step, e.metrics["eval/return"], len(e.episodes)] for e in found],
+        "return": last.metrics["eval/return"],
+        "episodes": len(last.episodes),
+    }
+
+
+JOBS = {
+    "product": product,
+    "handwritten": handwritten,
+    "env_only": env_only,
+    "learn": learn,
+    "learn_sac": learn_sac,
+}
 
 
 def main(argument: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from benchmarks.clock import Stamps, answer, versions
 
+Curve = list[tuple[int, float, int]]  # (env steps, return, 1) of every episode that ended
 PACKAGES = ("stable-baselines3", "sbx-rl", "torch", "jax", "jaxlib", "numpy", "gymnasium", "mujoco")
 
 
@@ -34,7 +35,7 @@ def _envs(env: str, lanes: int, seed: int) -> Any:
     return make_vec_env(env, lanes, seed=seed)
 
 
-def _callback(stamps: Stamps, per_rollout: bool, curve: list[tuple[int, float, int]]) -> Any:
+def _callback(stamps: Stamps, per_rollout: bool, curve: Curve) -> Any:
     from stable_baselines3.common.callbacks import BaseCallback
 
     class Watch(BaseCallback):
@@ -57,10 +58,18 @@ def _callback(stamps: Stamps, per_rollout: bool, curve: list[tuple[int, float, i
 
 
 def ppo(
-    library: str, env: str, lanes: int, length: int, minibatch: int, epochs: int, steps: int, seed: int
-) -> dict[str, Any]:
+    stamps: Stamps,
+    curve: Curve,
+    library: str,
+    env: str,
+    lanes: int,
+    length: int,
+    minibatch: int,
+    epochs: int,
+    steps: int,
+    seed: int,
+) -> None:
     """PPO with separate 64x64 tanh networks, `steps` iterations of `lanes` times `length` env steps."""
-    stamps, curve = Stamps(), []
     device = {} if library == "sbx" else {"device": "cpu"}
     model = _library(library).PPO(
         "MlpPolicy",
@@ -74,24 +83,38 @@ def ppo(
         **device,
     )
     model.learn(lanes * length * steps, callback=_callback(stamps, True, curve))
-    return stamps.summary() | {"curve": curve}
 
 
-def sac(library: str, env: str, steps: int, seed: int, **settings: Any) -> dict[str, Any]:
-    """SAC on one env for `steps` env steps; `settings` in place of the peer's defaults."""
+def sac(library: str, env: str, steps: int, seed: int, episodes: int, **settings: Any) -> dict[str, Any]:
+    """SAC on one env for `steps` env steps, then `episodes` evaluation episodes by the policy's mode.
+
+    `settings` in place of the peer's defaults. The initial states are those of the product's evaluation: env seeds
+    1000000, 1000001, ...
+    """
+    import gymnasium
+
     stamps, curve = Stamps(), []
     device = {} if library == "sbx" else {"device": "cpu"}
     model = _library(library).SAC("MlpPolicy", _envs(env, 1, seed), seed=seed, **settings, **device)
     stamps.take(0)
     model.learn(steps, callback=_callback(stamps, False, curve))
-    return stamps.summary() | {"curve": curve}
+    held_out, returns = gymnasium.make(env), []
+    for k in range(episodes):
+        obs, _ = held_out.reset(seed=1_000_000 + k)
+        total, over = 0.0, False
+        while not over:
+            action, _ = model.predict(obs, deterministic=True)
+            obs, reward, terminated, truncated, _ = held_out.step(action)
+            total, over = total + float(reward), terminated or truncated
+        returns.append(total)
+    return stamps.summary() | {"curve": curve, "return": sum(returns) / episodes, "episodes": episodes}
 
 
-def env_only(env: str, lanes: int, length: int, steps: int, seed: int) -> dict[str, Any]:
-    """The peer's vector env with random actions."""
+def env_only(stamps: Stamps, curve: Curve, env: str, lanes: int, length: int, steps: int, seed: int) -> None:
+    """The peer's vector env with random actions. `curve` stays empty."""
     import numpy as np
 
-    envs, stamps = _envs(env, lanes, seed), Stamps()
+    envs = _envs(env, lanes, seed)
     shape = envs.action_space.shape
     actions = np.random.default_rng(seed).standard_normal((steps, length, lanes, *shape)).clip(-1, 1).astype(np.float32)
     envs.reset()
@@ -99,7 +122,6 @@ def env_only(env: str, lanes: int, length: int, steps: int, seed: int) -> dict[s
         for action in actions[step]:
             envs.step(action)
         stamps.take((step + 1) * lanes * length)
-    return stamps.summary()
 
 
 JOBS = {"ppo": ppo, "sac": sac, "env_only": env_only}
@@ -108,9 +130,9 @@ JOBS = {"ppo": ppo, "sac": sac, "env_only": env_only}
 def main(argument: str) -> None:
     """Run one job and hand its result to the harness."""
     settings = json.loads(argument)
-    curve = settings.pop("curve", False)
-    result = JOBS[settings.pop("job")](**settings)
-    if not curve:
+    curve, job = settings.pop("curve", False), settings.pop("job")
+    result = JOBS[job](**settings)
+    if not curve and job == "ppo":
         result.pop("curve", None)
     answer(result | {"versions": versions(PACKAGES)})
 

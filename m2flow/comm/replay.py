@@ -138,7 +138,10 @@ class _Piece:
 
 
 class ReplayChannel(WaitingRoom):
-    """See the module. A put waits while `capacity` steps are staged; a get of weight w waits for w rows of batches."""
+    """See the module. A get of weight w waits for batches of w rows in all.
+
+    A put that begins a training step waits while `capacity` rows of earlier ones are staged.
+    """
 
     def __init__(
         self,
@@ -222,7 +225,9 @@ class ReplayChannel(WaitingRoom):
         return ticket
 
     def _admit(self, ticket: Ticket) -> bool:
-        if sum(piece.keep.size for piece in self._staged) >= self.config.capacity:
+        # A training step is never cut by a wait.
+        begun = bool(self._staged) and self._staged[-1].step == ticket.item.step
+        if not begun and sum(piece.keep.size for piece in self._staged) >= self.config.capacity:
             return False
         self._staged.append(ticket.item)
         return True

@@ -10,16 +10,17 @@ import contextlib
 import mmap
 import os
 import tempfile
+from collections import deque
 
 SMALLEST = 1 << 20  # bytes; segments are this or a larger power of two, so that sizes that vary a little share one
 HUGE = 1 << 21
 
 
 class Segment:
-    """`size` bytes of shared memory, mapped here. `fd` is what the other process maps."""
+    """`size` bytes of shared memory, mapped here. `fd` is what the other process maps; once it has, it is `known`."""
 
     def __init__(self, fd: int, size: int) -> None:
-        self.fd, self.size = fd, size
+        self.fd, self.size, self.known = fd, size, False
         self.map = mmap.mmap(fd, size)
         if size >= HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):  # a hint for speed only; a kernel without huge pages refuses it
@@ -33,11 +34,17 @@ class Segment:
         os.ftruncate(fd, size)
         return cls(fd, size)
 
+    def introduced(self) -> None:
+        """The other process has its descriptor, so ours is not needed any more."""
+        if not self.known:
+            self.known = True
+            os.close(self.fd)
+
     def close(self) -> None:
         """Unmap. The memory is freed when the other process has done so too."""
         with contextlib.suppress(BufferError):  # a caught exception may still look at it; then it ends with that
             self.map.close()
-        os.close(self.fd)
+        self.introduced()
 
 
 def _anonymous_file() -> int:
@@ -54,27 +61,27 @@ class Pool:
     def __init__(self) -> None:
         self.free: dict[int, Segment] = {}
         self.busy: dict[int, Segment] = {}
+        self.dropped: deque[int] = deque()  # numbers that the receiver must still be told to forget
         self._next = 1
 
-    def take(self, size: int) -> tuple[int, Segment, bool, int]:
-        """(number, segment, whether it is new, number of one that was dropped for it or 0).
-
-        The smallest free segment that is large enough; else a new one, in place of the smallest free one.
-        """
+    def take(self, size: int) -> tuple[int, Segment]:
+        """The smallest free segment that is large enough; else a new one, in place of the smallest free one."""
         fitting = [(segment.size, number) for number, segment in self.free.items() if segment.size >= size]
         if fitting:
             number = min(fitting)[1]
             self.busy[number] = segment = self.free.pop(number)
-            return number, segment, False, 0
-        dropped = min(((s.size, number) for number, s in self.free.items()), default=(0, 0))[1]
-        if dropped:
-            self.free.pop(dropped).close()
+            return number, segment
+        if self.free:
+            _, smallest = min((segment.size, number) for number, segment in self.free.items())
+            if self.free[smallest].known:
+                self.dropped.append(smallest)
+            self.free.pop(smallest).close()
         number, self._next = self._next, self._next + 1
         self.busy[number] = segment = Segment.create(size)
-        return number, segment, True, dropped
+        return number, segment
 
     def give_back(self, number: int) -> None:
-        """The receiver has copied it out."""
+        """It is free again: the receiver has copied out what was in it, or it was never sent."""
         self.free[number] = self.busy.pop(number)
 
     def close(self) -> None:

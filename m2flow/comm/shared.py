@@ -28,33 +28,40 @@ Leaves = list[np.ndarray[Any, Any]]
 Deadline = float | None
 
 INLINE = 1 << 16  # bytes of header and body that still travel in the frame
-MAX_MESSAGES = 128  # unread acks and frames must fit the sockets' buffers
+MAX_MESSAGES = 128  # unread acks must fit the socket's buffer
+BUFFER = 1 << 18  # bytes of frames in flight that the kernel is asked to hold; it doubles this, and may grant less
 _FRAME = struct.Struct("<BBxxIQII")
 _ACK = struct.Struct("<I")
+WRITE_LIMIT = 10.0  # seconds in which a frame is written that there is room for; longer means the system stands still
 MAX_SEGMENTS = 4  # large messages that may be unreceived, per direction; more would only hold memory
 _FDS = socket.CMSG_SPACE(16 * array.array("i").itemsize)
 
 
 class Sender:
-    """Writes frames, reads acks."""
+    """Writes frames, reads acks.
+
+    A frame is written only when it fits the socket's buffer beside those in flight. So a write does not stop half way,
+    and a send that runs out of time has sent nothing.
+    """
 
     def __init__(self, out: socket.socket, messages: int) -> None:
-        self._socket, self._credits = out, messages
+        self._socket, self._messages = out, messages
         self._pool = Pool()
         self._acks = b""
+        out.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
+        self._room = out.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+        self._in_flight: deque[int] = deque()  # what each unacknowledged frame may cost of the room
+        self._cost = 0
 
     def send(self, payload: Tree, deadline: Deadline) -> None:
         """One message. TimeoutError before anything was written; EOFError or ConnectionError when nobody reads."""
         header, leaves = tree.encode(payload, trusted=True)
         starts, size = tree.layout(leaves)
-        while self._credits == 0:
-            self._read_acks(deadline)
         if len(header) + size <= INLINE:
             frame = _FRAME.pack(0, 0, len(header), size, 0, 0)
             self._write(b"".join([frame, header, *_joined(leaves, starts, size)]), (), deadline)
         else:
             self._send_segment(header, leaves, starts, size, deadline)
-        self._credits -= 1
 
     def _send_segment(self, header: bytes, leaves: Leaves, starts: list[int], size: int, deadline: Deadline) -> None:
         while len(self._pool.busy) >= MAX_SEGMENTS:
@@ -62,48 +69,57 @@ class Sender:
         if not self._pool.free and self._pool.busy:
             self._read_acks(None, wait=False)
         offset = _body_offset(len(header))
-        number, segment, new, dropped = self._pool.take(offset + size)
-        memory = np.frombuffer(segment.map, np.uint8)
-        memory[: len(header)] = np.frombuffer(header, np.uint8)
-        for leaf, start in zip(leaves, starts, strict=True):
-            place = memory[offset + start : offset + start + leaf.nbytes]
-            np.copyto(place.view(leaf.dtype).reshape(leaf.shape), leaf)
-        frame = _FRAME.pack(1, new, len(header), size, number, dropped)
+        number, segment = self._pool.take(offset + size)
         try:
-            self._write(frame, (segment.fd,) if new else (), deadline)
+            memory = np.frombuffer(segment.map, np.uint8)
+            memory[: len(header)] = np.frombuffer(header, np.uint8)
+            for leaf, start in zip(leaves, starts, strict=True):
+                place = memory[offset + start : offset + start + leaf.nbytes]
+                np.copyto(place.view(leaf.dtype).reshape(leaf.shape), leaf)
+            dropped = self._pool.dropped[0] if self._pool.dropped else 0
+            frame = _FRAME.pack(1, not segment.known, len(header), size, number, dropped)
+            self._write(frame, () if segment.known else (segment.fd,), deadline)
         except TimeoutError:
             self._pool.give_back(number)
             raise
+        segment.introduced()
+        if dropped:
+            self._pool.dropped.popleft()
 
     def _write(self, data: bytes, fds: tuple[int, ...], deadline: Deadline) -> None:
-        """All of `data`. Once a part is out the rest must follow, or the stream is torn and the link given up."""
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
-        sent = 0
-        while sent < len(data):
-            _set_timeout(self._socket, deadline)
-            rest = data if sent == 0 else memoryview(data)[sent:]
-            try:
-                sent += self._socket.sendmsg([rest], rights) if fds and sent == 0 else self._socket.send(rest)
-            except TimeoutError:
-                if sent == 0:
-                    raise
-                raise ConnectionError("the other end stopped reading in the middle of a message") from None
+        """All of `data`, when there is room for it."""
+        cost = 1024 + 2 * len(data)  # a bound on what the kernel charges for a message of this size
+        while len(self._in_flight) >= self._messages or (self._in_flight and self._cost + cost > self._room):
+            self._read_acks(deadline)
+        _set_timeout(self._socket, time.monotonic() + WRITE_LIMIT)
+        try:
+            if fds:
+                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+                sent = self._socket.sendmsg([data], rights)
+                data = data[sent:]
+            self._socket.sendall(data)
+        except TimeoutError:  # there was no room after all; what follows would be torn
+            raise ConnectionError("a message could not be written to its end") from None
+        self._in_flight.append(cost)
+        self._cost += cost
 
     def _read_acks(self, deadline: Deadline, *, wait: bool = True) -> None:
+        if wait:
+            _set_timeout(self._socket, deadline)
+        else:
+            self._socket.settimeout(0.0)
         try:
-            if wait:
-                _set_timeout(self._socket, deadline)
-                data = self._socket.recv(4096)
-            else:
-                data = self._socket.recv(4096, socket.MSG_DONTWAIT)
+            data = self._socket.recv(4096)
         except BlockingIOError:
+            if wait:
+                raise TimeoutError from None
             return
         if not data:
             raise EOFError
         self._acks += data
         whole = len(self._acks) // _ACK.size * _ACK.size
         for (number,) in _ACK.iter_unpack(self._acks[:whole]):
-            self._credits += 1
+            self._cost -= self._in_flight.popleft()  # acks come in the order of frames
             if number:
                 self._pool.give_back(number)
         self._acks = self._acks[whole:]
@@ -145,6 +161,7 @@ class Receiver:
         if new:
             fd = self._fds.popleft()
             self._segments[number] = Segment(fd, os.fstat(fd).st_size)
+            self._segments[number].introduced()
         view = memoryview(self._segments[number].map)
         offset = _body_offset(header)
         return tree.unpack_body(view[:header], view[offset : offset + body], trusted=True)
@@ -158,7 +175,10 @@ class Receiver:
                 self._start, self._end = 0, len(unread)
             _set_timeout(self._socket, deadline)
             room = memoryview(self._buffer)[self._end :]
-            count, extra, flags, _ = self._socket.recvmsg_into([room], _FDS)
+            try:
+                count, extra, flags, _ = self._socket.recvmsg_into([room], _FDS)
+            except BlockingIOError:
+                raise TimeoutError from None
             for level, kind, data in extra:
                 if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                     fds = array.array("i")
@@ -192,8 +212,8 @@ def _set_timeout(end: socket.socket, deadline: Deadline) -> None:
         if end.gettimeout() is not None:
             end.settimeout(None)
         return
-    # A timeout of 0 would mean "do not block" and another kind of error.
-    end.settimeout(max(deadline - time.monotonic(), 1e-6))
+    left = deadline - time.monotonic()
+    end.settimeout(left if left > 1e-4 else 0.0)  # 0: take what is there; a tiny timeout would not even look
 
 
 def _body_offset(header: int) -> int:

@@ -94,13 +94,14 @@ class SharedMemory:
     ) -> tuple[SharedMemory, SharedMemory]:
         """Two connected ends. `context`: the multiprocessing context that starts the other process; not "fork".
 
-        At most `messages` wait to be received per direction; fewer when they fill the socket's buffer (about 200 KB) or
-        when 4 large ones wait.
+        At most `messages` wait to be received per direction; fewer when they fill the socket's buffer (about 200 KB),
+        and of large ones 4.
         """
         if context is not None and context.get_start_method() == "fork":
             raise ValueError("shared memory: a forked process inherits both ends, so no death is noticed; use spawn")
+        _checked(messages)
         there, back = socket.socketpair(), socket.socketpair()
-        first = cls(there[0], back[1], _checked(messages), name, *ends)
+        first = cls(there[0], back[1], messages, name, *ends)
         return first, cls(back[0], there[1], messages, name, ends[1], ends[0])
 
     def send(self, payload: Tree, timeout: float | None = None) -> None:

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from m2flow.comm.channel import Channel, Closed
+from m2flow.comm.weights import verify
 from m2flow.flow.graph import Call, Flow, Stream
 from m2flow.flow.graph import Weights as WeightsEdge
 from m2flow.flow.plan import Plan
@@ -268,6 +269,8 @@ class Worker:
         host.inbox.put(Entry((producer[0], producer[1]), step, item, end), key=str(step), weight=weight)
 
     def _on_weights(self, service: str, weights: Weights) -> None:
+        if weights.checksums:  # the first publication of a run has them, later ones where the trainer is asked
+            verify(weights)
         self.nodes[service].load(weights)
         self._tell("loaded", service, self.spec.rank, weights.version)
 

@@ -46,7 +46,7 @@ class Burning(ToyEnv):
 class BurningConfig(PointReachConfig):
     """Builds a Burning environment."""
 
-    def build(self, lanes: Sequence[int], seed: int, threads: int = 1) -> Any:  # noqa: ARG002
+    def build(self, lanes: Sequence[int], seed: int, threads: int = 1) -> Any:
         """The environment."""
         from m2flow.envs.lanes import training
 

@@ -128,3 +128,27 @@ def _gone(pids: list[int]) -> bool:
             return True
         time.sleep(0.05)
     return False
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a18_position_after_resume(tmp_path: Path, workers: int) -> None:
+    """12 steps at once, and 7 + 5: the same episodes, rows and minibatch orders; a save after step 9 holds position 9."""
+    settings: dict[str, Any] = {
+        "env": {"name": "gymnasium", "id": "Pendulum-v1", "max_episode_steps": 12, "workers": workers},
+        "rollout": {"lanes": 2, "length": 8},
+        "learner": {"epochs": 1, "minibatch": 8},
+        "checkpoint": {"every": 1, "keep": None},
+    }
+    whole = small.train(tmp_path, "whole", **settings, steps=12)
+    first = small.train(tmp_path, "parts", **settings, steps=7)
+    resumed = m2flow.resume(first, steps=12, quiet=True)
+    assert_same(resumed, whole, 0.0)
+    states = [rollout_state(run, 9) for run in (whole, resumed)]
+    for state in states:
+        assert state["turn"] == 9 * 8
+        np.testing.assert_array_equal(state["lanes"][0]["episode"], [9 * 8 // 12] * 2)
+
+
+def rollout_state(run: Run, step: int) -> dict[str, Any]:
+    _, state, _ = run.recipe.checkpoint.build(run.folder.checkpoints).load(step)
+    return next(nodes["rollout"] for nodes in state.values() if "rollout" in nodes)

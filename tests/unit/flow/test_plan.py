@@ -78,7 +78,8 @@ def test_a21_workers_that_do_not_divide_devices_are_refused_with_the_numbers_tha
     four = cores(4)
     plan = place(SPLIT, learner=Place(("cpu:1-3",), replicas=2))
     assert problems(plan, cluster=four) == [
-        "learner: 2 replica(s) of 1 rank(s) are 2 workers on 3 devices; take 1 or 3 workers, so that each gets the same share"
+        "learner: 2 replica(s) of 1 rank(s) are 2 workers on 3 devices; take 1 or 3 workers, so that each gets the "
+        "same share"
     ]
     check(PPO, place(SPLIT, learner=Place(("cpu:1-3",), replicas=3)), four)
     check(PPO, place(SPLIT, learner=Place(("cpu:1",), replicas=2)), four)  # two on one core
@@ -129,8 +130,8 @@ def test_a_weights_edge_shares_devices_only_when_every_caller_takes_turns_with_t
 
 def test_a_call_edge_has_the_same_or_disjoint_devices():
     assert problems(place(SPLIT, policy=Place(("cpu:0", "cpu:2"))), cluster=cores(3)) == [
-        "rollout calls policy: cpu:0 and cpu:0,cpu:2 overlap in part; co-residents use the same devices, others disjoint "
-        "ones",
+        "rollout calls policy: cpu:0 and cpu:0,cpu:2 overlap in part; co-residents use the same devices, others "
+        "disjoint ones",
         "evaluator calls policy: cpu:0 and cpu:0,cpu:2 overlap in part; co-residents use the same devices, others "
         "disjoint ones",
     ]
