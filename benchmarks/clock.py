@@ -5,6 +5,7 @@ Imports the standard library only: it runs inside every measured process, the pe
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import time
@@ -59,7 +60,7 @@ class Stamps:
             raise ValueError(f"{len(self.taken)} iterations were stamped, more than {skip} are needed")
         kept = self.taken[skip - 1 :]
         steps, cpu, wall = (last - first for first, last in zip(kept[0], kept[-1], strict=True))
-        each = [round(b[1] - a[1], 6) for a, b in zip(kept, kept[1:], strict=False)]
+        each = [round(b[1] - a[1], 6) for a, b in itertools.pairwise(kept)]
         return {
             "value": steps / cpu,
             "env_steps": steps,
@@ -74,14 +75,13 @@ class Clock:
     """A recorder of m2flow (`observe.recorders: ["benchmarks.clock:Clock"]`) that stamps every metric row."""
 
     stamps: ClassVar[Stamps] = Stamps()
-    curve: ClassVar[
-        list[tuple[int, float, int]]
-    ] = []  # (env steps, mean return, episodes) of iterations that ended some
+    # (env steps, mean return, episodes) of iterations that ended some
+    curve: ClassVar[list[tuple[int, float, int]]] = []
 
-    def __init__(self, target: Any) -> None:
+    def __init__(self, target: Any) -> None:  # noqa: ARG002 - every recorder is made alike
         self.steps = 0.0
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:  # noqa: ARG002
         if "rollout/env_steps" not in metrics:
             return  # a row of an evaluation
         self.steps += metrics["rollout/env_steps"]

@@ -1,9 +1,9 @@
 """PPO written by hand in one function: no stages, no channels, no driver, no classes of ours but the environment.
 
-It is what the abstractions are measured against, so it does the same maths as m2flow with `recipes/halfcheetah_ppo*.yaml`
+It is what the abstractions are measured against, so it does the same maths as m2flow with `recipes/halfcheetah_*.yaml`
 and the same things that make it fast: acting in numpy, all parameters in one flat tensor, one fused Adam call, one
-permutation per epoch, metrics per optimiser batch. Weights after any number of steps are equal bit for bit to those of a
-run of the product (tests/unit/test_benchmarks.py). What it leaves out is what a hand-written script leaves out: checks,
+permutation per epoch, metrics per optimiser batch. Its weights are compared with those of a run of the product in
+tests/unit/test_benchmarks.py. What it leaves out is what a hand-written script leaves out: checks,
 checkpoints, logs, resuming, any other algorithm, policy, environment or placement.
 """
 
@@ -39,7 +39,7 @@ def train(
     clip: float = 0.2,
     value_coef: float = 1.0,
     max_norm: float = 0.5,
-    on_step: Callable[[int, dict[str, float]], None] = lambda step, metrics: None,
+    on_step: Callable[[int, dict[str, float]], None] | None = None,
 ) -> torch.Tensor:
     """Train for `steps` times `length` decisions on every lane of `env`; returns the flat parameters.
 
@@ -184,5 +184,6 @@ def train(
         if ended:
             metrics["return"] = float(np.mean(ended))
             ended = []
-        on_step(step, metrics)
+        if on_step is not None:
+            on_step(step, metrics)
     return flat

@@ -1,157 +1,213 @@
-"""What every measurement needs: the peers' environments, fresh processes, the machine's description, results on disk."""
+"""How a group of cases is measured: in turn, in fresh processes, round by round, every value kept on disk."""
 
 from __future__ import annotations
 
 import contextlib
-import datetime
+import datetime as dt
 import json
 import os
 import platform
-import shlex
 import statistics
 import subprocess
-import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-ROOT = Path(__file__).parents[1]
-HERE = Path(__file__).parent
-VENVS = ROOT / ".bench"
-RESULTS = HERE / "results"
+REPO = Path(__file__).parents[1]
+Value = dict[str, Any]  # what a case gives: "value", and whatever else it knows
+Rounds = list[dict[str, Value]]  # case -> value, one dict a round
+JOB_LIMIT = 3600.0  # seconds that one job may take
 
-# One thread for everybody, no GPU, nothing on the network.
-ENVIRONMENT = {
+# One thread for everybody, and no GPU. XLA would use every core otherwise.
+ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "JAX_PLATFORMS": "cpu",
     "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
     "CUDA_VISIBLE_DEVICES": "",
-    "PYTHONDONTWRITEBYTECODE": "1",
 }
-_PINS = """
-import sys
-from importlib.metadata import PackageNotFoundError, version
-for pin in sys.argv[1:]:
-    name, _, wanted = pin.partition("==")
-    try:
-        found = version(name.partition("[")[0])
-    except PackageNotFoundError:
-        sys.exit(1)
-    if found.partition("+")[0] != wanted:
-        sys.exit(1)
-"""
 
 
 class JobFailed(RuntimeError):
     """A measured process ended without a result."""
 
 
-# ---- peers
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One thing that is measured. `run(seed)` does it once, in a process of its own."""
+
+    name: str
+    what: str
+    run: Callable[[int], Value]
+    command: str
 
 
-def peer_python(peer: str) -> Path:
-    """The interpreter of a peer's environment, `.bench/<peer>`; made where it is missing or not at its pins.
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Two cases of one round compared: `a / b`, `a / b - 1` (excess) or `a - b`. The median over rounds counts."""
 
-    The environment variable PIP_FLAGS is given to pip, as by the Makefile.
-    """
-    home, listing = VENVS / peer, HERE / "requirements" / f"{peer}.txt"
-    python = home / "bin" / "python"
-    pins = [line for line in listing.read_text(encoding="ascii").splitlines() if line and not line.startswith("#")]
-    if python.exists() and subprocess.run([python, "-c", _PINS, *pins], check=False).returncode == 0:
-        return python
-    print(f"[bench] installing {peer} into .bench/{peer} (a few minutes; once)", flush=True)
-    subprocess.run([sys.executable, "-m", "venv", "--clear", home], check=True)
-    flags = shlex.split(os.environ.get("PIP_FLAGS", ""))
-    subprocess.run([python, "-m", "pip", "install", "-q", *flags, "-r", listing], check=True)
-    return python
+    what: str
+    a: str
+    b: str
+    bar: float | None = None
+    most: bool = False  # the bar is what it may be at most, else at least
+    kind: Literal["times", "share", "excess", "difference"] = "times"
+
+    def of(self, values: Mapping[str, Value]) -> float:
+        """The comparison in one round."""
+        a, b = values[self.a]["value"], values[self.b]["value"]
+        if self.kind == "difference":
+            return float(a - b)
+        return float(a / b - 1.0 if self.kind == "excess" else a / b)
+
+    def show(self, value: float) -> str:
+        """For people."""
+        if self.kind in ("share", "excess"):
+            return f"{100 * value:.1f} %"
+        return f"{value:.2f}{' s' if self.kind == 'difference' else 'x'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Cases that are measured in turn. `work` is what each of them is given to do."""
+
+    name: str
+    title: str
+    unit: str
+    cases: tuple[Case, ...]
+    ratios: tuple[Ratio, ...]
+    work: Mapping[str, Any] = field(default_factory=dict)
 
 
 # ---- processes
 
 
-def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment of a measured process."""
-    return {**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT), **(extra or {})}
+def one_thread(**extra: str) -> dict[str, str]:
+    """The environment variables of a measured process."""
+    return {**os.environ, **ONE_THREAD, "PYTHONPATH": str(REPO), **extra}
 
 
-def run_job(job: Mapping[str, Any], peer: str | None = None, limit: float = 3600.0) -> dict[str, Any]:
-    """Run one job in a fresh process, of the product or of `peer`, and return its result.
+def job(python: str | Path, module: str, settings: Mapping[str, Any]) -> Value:
+    """Run `python -m module settings` and return what it answers.
 
     Raises:
-        JobFailed: it ended without a result; the end of its output is in the message.
+        JobFailed: it ended without an answer, or took too long; the end of its output is in the message.
     """
-    python = Path(sys.executable) if peer is None else peer_python(peer)
-    module = "benchmarks.jobs" if peer is None else "benchmarks.peer_jobs"
-    argument = json.dumps(dict(job))
-    load = os.getloadavg()[0]
+    shown = f"{module} {json.dumps(dict(settings))}"
+    command = [str(python), "-m", module, json.dumps(dict(settings))]
     try:
-        ended = subprocess.run(
-            [python, "-m", module, argument],
-            cwd=ROOT, env=environment(), capture_output=True, text=True, check=False, timeout=limit,
-        )  # fmt: skip
+        done = subprocess.run(
+            command, cwd=REPO, env=one_thread(), capture_output=True, text=True, check=False, timeout=JOB_LIMIT
+        )
     except subprocess.TimeoutExpired as error:
-        raise JobFailed(f"{module} {argument} took longer than {limit:g} s") from error
-    for line in ended.stdout.splitlines():
+        raise JobFailed(f"{shown} took longer than {JOB_LIMIT:g} s") from error
+    for line in done.stdout.splitlines():
         if line.startswith("RESULT "):
-            result: dict[str, Any] = json.loads(line.removeprefix("RESULT "))
-            return result | {"load": round(load, 2), "at": now()}
-    tail = (ended.stdout + ended.stderr)[-2000:]
-    raise JobFailed(f"{module} {argument} ended with code {ended.returncode} and no result:\n{tail}")
+            value: Value = json.loads(line.removeprefix("RESULT "))
+            return value
+    raise JobFailed(f"{shown} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-4000:]}")
 
 
-# ---- results
+# ---- rounds
 
 
-def now() -> str:
-    """UTC, to the second."""
-    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+class Store:
+    """The rounds of a group on disk. An interrupted measurement goes on where it was."""
+
+    def __init__(self, path: Path, group: Group, command: str, fresh: bool) -> None:
+        self.path, self.group, self.command = path, group, command
+        found = read(path)
+        same = found is not None and found["work"] == dict(group.work)
+        self.rounds: Rounds = found["rounds"] if found is not None and same and not fresh else []
+
+    def write(self) -> None:
+        """Values, their summary, and what they were measured with."""
+        group = self.group
+        write(
+            self.path,
+            {
+                "name": group.name,
+                "title": group.title,
+                "unit": group.unit,
+                "command": self.command,
+                "written": now(),
+                "machine": machine(),
+                "work": dict(group.work),
+                "commands": {case.name: case.command for case in group.cases},
+                **summary(group, self.rounds),
+                "rounds": self.rounds,
+            },
+        )
 
 
-def machine() -> dict[str, Any]:
-    """What the numbers were measured on."""
-    model = "unknown"
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                model = line.partition(":")[2].strip()
-                break
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return {
-        "cpu": model,
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(memory, 1),
-        "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-    }
+def measure(group: Group, store: Store, rounds: int, tell: Callable[[str], None]) -> None:
+    """Fill the store up to `rounds` rounds. Every other round runs the cases backwards, so that drift cancels."""
+    head = commit()
+    for number in range(rounds):
+        if number == len(store.rounds):
+            store.rounds.append({})
+        values = store.rounds[number]
+        for case in group.cases if number % 2 == 0 else group.cases[::-1]:
+            if case.name in values:
+                continue
+            load = round(os.getloadavg()[0], 2)
+            value = case.run(number)
+            values[case.name] = value | {"seed": number, "load": load, "at": now(), "commit": head}
+            tell(f"[bench]   round {number + 1} {case.name}: {value['value']:.4g} {group.unit}")
+            store.write()
 
 
-def commit() -> str:
-    """The commit of the product, with + where tracked files of it differ."""
-    try:
-        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
-        dirty = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", "m2flow"], cwd=ROOT, check=False).returncode
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return head.stdout.strip() + ("+" if dirty else "")
+def summary(group: Group, rounds: Rounds) -> dict[str, Any]:
+    """Medians and spreads of cases and ratios, over the rounds that have them."""
+    cases = {}
+    for case in group.cases:
+        values = [values[case.name]["value"] for values in rounds if case.name in values]
+        if values:
+            cases[case.name] = {"what": case.what, "rounds": len(values)} | spread(values)
+    ratios = []
+    for ratio in group.ratios:
+        values = [ratio.of(values) for values in rounds if ratio.a in values and ratio.b in values]
+        if values:
+            found = spread(values)
+            met = None if ratio.bar is None else (found["median"] <= ratio.bar) == ratio.most
+            if ratio.bar is not None and found["median"] == ratio.bar:
+                met = True
+            ratios.append(
+                {"what": ratio.what, "a": ratio.a, "b": ratio.b, "kind": ratio.kind}
+                | found
+                | {"bar": ratio.bar, "bar_is": "at most" if ratio.most else "at least", "met": met}
+            )
+    return {"cases": cases, "ratios": ratios}
 
 
-def load(path: Path) -> dict[str, Any] | None:
-    """A stored result, or None where there is none yet."""
-    if not path.exists():
-        return None
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+def table(group: Group, rounds: Rounds) -> str:
+    """The summary for people, as Markdown."""
+    found = summary(group, rounds)
+    lines = [
+        f"### {group.title}",
+        "",
+        f"| {group.unit} | median | smallest | largest | rounds |",
+        "|---|---|---|---|---|",
+    ]
+    for name, case in found["cases"].items():
+        numbers = " | ".join(f"{case[key]:,.0f}" if case["max"] >= 100 else f"{case[key]:.2f}" for key in SPREAD)
+        lines.append(f"| {name}: {case['what']} | {numbers} | {case['rounds']} |")
+    lines += ["", "| comparison | median | smallest | largest | bar | |", "|---|---|---|---|---|---|"]
+    shown = {ratio.what: ratio for ratio in group.ratios}
+    for row in found["ratios"]:
+        ratio = shown[row["what"]]
+        bar = "-" if ratio.bar is None else f"{row['bar_is']} {ratio.show(ratio.bar)}"
+        verdict = {True: "met", False: "**missed**", None: ""}[row["met"]]
+        lines.append(f"| {ratio.what} | {' | '.join(ratio.show(row[key]) for key in SPREAD)} | {bar} | {verdict} |")
+    return "\n".join(lines) + "\n"
 
 
-def store(path: Path, result: Mapping[str, Any]) -> None:
-    """Write a result in one move, so that an interrupted benchmark leaves the last complete one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    part.replace(path)
+# ---- small things
+
+
+SPREAD = ("median", "min", "max")
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -159,17 +215,49 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
-def command() -> str:
-    """How this process was started, without the interpreter's path."""
-    return shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]])
+def now() -> str:
+    """UTC, to the second."""
+    return dt.datetime.now(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def timed(arguments: Sequence[str], cwd: Path, extra: Mapping[str, str] | None = None) -> tuple[float, float, str]:
-    """Wall seconds, CPU seconds and output of a command that must succeed."""
-    before, began = os.times(), time.perf_counter()
-    ended = subprocess.run(arguments, cwd=cwd, env=environment(extra), capture_output=True, text=True, check=False)
-    wall, after = time.perf_counter() - began, os.times()
-    if ended.returncode != 0:
-        raise JobFailed(f"{shlex.join(map(str, arguments))} ended with code {ended.returncode}: {ended.stderr[-2000:]}")
-    cpu = after.children_user + after.children_system - before.children_user - before.children_system
-    return wall, cpu, ended.stdout
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on."""
+    model = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                model = line.partition(":")[2].strip()
+                break
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    system = f"{platform.system()} {platform.machine()}"
+    cores = os.cpu_count()
+    return {
+        "cpu": model,
+        "cores": cores,
+        "memory_gib": round(memory),
+        "system": system,
+        "python": platform.python_version(),
+    }
+
+
+def commit() -> str:
+    """The commit of the product, with + where its files differ from it."""
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=REPO, capture_output=True, text=True, check=False)
+    changed = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", "m2flow"], cwd=REPO, check=False).returncode
+    return head.stdout.strip() + ("+" if changed else "") if head.returncode == 0 else "unknown"
+
+
+def read(path: Path) -> dict[str, Any] | None:
+    """A stored result, or None where there is none."""
+    if not path.exists():
+        return None
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def write(path: Path, result: Mapping[str, Any]) -> None:
+    """Store a result in one move: an interruption leaves the one before."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    part.replace(path)

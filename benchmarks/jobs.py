@@ -57,7 +57,7 @@ def handwritten(recipe: str, steps: int, seed: int) -> dict[str, Any]:
         epochs=loaded.learner.epochs,
         learning_rate=loaded.trainer.learning_rate,
         eps=loaded.trainer.eps,
-        on_step=lambda step, metrics: stamps.take((step + 1) * rows),
+        on_step=lambda step, _metrics: stamps.take((step + 1) * rows),
     )
     return stamps.summary()
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 import argparse
 import fcntl
 import statistics
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import harness
+from benchmarks import harness, peers
 
+RESULTS = Path(__file__).parent / "results"
 LAST = 100  # training episodes that count at the end
 PPO_RECIPE, PPO_STEPS = "halfcheetah_mb512.yaml", 489
 PPO_PEER = {"env": "HalfCheetah-v5", "lanes": 8, "length": 256, "minibatch": 512, "epochs": 4}
@@ -87,31 +89,34 @@ def _keep(path: Path, name: str, run: dict[str, Any]) -> None:
     """Add a run to the stored ones. Two processes may do so at the same time."""
     with (path.parent / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        found = harness.load(path) or {"name": f"learning_{name}", "title": TITLES[name], "runs": []}
+        found = harness.read(path) or {"name": f"learning_{name}", "title": TITLES[name], "runs": []}
         found["runs"] = sorted([*found["runs"], run], key=lambda r: (r["who"], r["seed"]))
         found |= {"summary": verdict(found["runs"]), "machine": harness.machine()}
         found["command"] = f"python -m benchmarks.learning {name}"
-        harness.store(path, found)
+        harness.write(path, found)
 
 
 def measure(name: str, who: Sequence[str], seeds: Sequence[int]) -> None:
     """Train what is not stored yet, product and peer in turn."""
-    path = harness.RESULTS / f"learning_{name}.json"
+    path = RESULTS / f"learning_{name}.json"
     for seed in seeds:
         for side in who:
-            done = harness.load(path) or {"runs": []}
+            done = harness.read(path) or {"runs": []}
             if any(r["who"] == side and r["seed"] == seed for r in done["runs"]):
                 continue
             print(f"[bench] learning {name}: {side} seed {seed} ...", flush=True)
             job = JOBS[name][side] | {"seed": seed}
-            result = harness.run_job(job, None if side == "product" else side)
+            if side == "product":
+                result = harness.job(sys.executable, "benchmarks.jobs", job)
+            else:
+                result = harness.job(peers.python(side), "benchmarks.peer_jobs", job)
             result.pop("iteration_cpu_s", None)
             if "return" not in result:
                 result["return"] = last_return(result["curve"])
             result["curve"] = thin(result["curve"]) if name == "ppo" else result["curve"]
             _keep(path, name, {"who": side, "seed": seed, "job": job, "commit": harness.commit(), **result})
             print(f"[bench] learning {name}: {side} seed {seed}: return {result['return']:.1f}", flush=True)
-    found = harness.load(path)
+    found = harness.read(path)
     if found is not None:
         for side in JOBS[name]:
             if side in found["summary"]:
@@ -125,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--who", nargs="+", choices=["product", "sb3"], default=["product", "sb3"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     given = parser.parse_args(arguments)
-    harness.RESULTS.mkdir(exist_ok=True)
+    RESULTS.mkdir(exist_ok=True)
     for name in given.names or JOBS:
         measure(name, given.who, given.seeds)
     return 0

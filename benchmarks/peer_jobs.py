@@ -51,7 +51,7 @@ def _callback(stamps: Stamps, per_rollout: bool, curve: Curve) -> Any:
         def _on_step(self) -> bool:
             for info in self.locals["infos"]:
                 if "episode" in info:
-                    curve.append((self.num_timesteps, float(info["episode"]["r"]), 1))
+                    curve.append((self.num_timesteps, float(info["episode"]["r"]), 1))  # noqa: PERF401
             return True
 
     return Watch()
@@ -85,7 +85,9 @@ def ppo(
     model.learn(lanes * length * steps, callback=_callback(stamps, True, curve))
 
 
-def sac(library: str, env: str, steps: int, seed: int, episodes: int, **settings: Any) -> dict[str, Any]:
+def sac(
+    stamps: Stamps, curve: Curve, library: str, env: str, steps: int, seed: int, episodes: int, **settings: Any
+) -> dict[str, Any]:
     """SAC on one env for `steps` env steps, then `episodes` evaluation episodes by the policy's mode.
 
     `settings` in place of the peer's defaults. The initial states are those of the product's evaluation: env seeds
@@ -93,7 +95,6 @@ def sac(library: str, env: str, steps: int, seed: int, episodes: int, **settings
     """
     import gymnasium
 
-    stamps, curve = Stamps(), []
     device = {} if library == "sbx" else {"device": "cpu"}
     model = _library(library).SAC("MlpPolicy", _envs(env, 1, seed), seed=seed, **settings, **device)
     stamps.take(0)
@@ -107,7 +108,7 @@ def sac(library: str, env: str, steps: int, seed: int, episodes: int, **settings
             obs, reward, terminated, truncated, _ = held_out.step(action)
             total, over = total + float(reward), terminated or truncated
         returns.append(total)
-    return stamps.summary() | {"curve": curve, "return": sum(returns) / episodes, "episodes": episodes}
+    return {"return": sum(returns) / episodes, "episodes": episodes}
 
 
 def env_only(stamps: Stamps, curve: Curve, env: str, lanes: int, length: int, steps: int, seed: int) -> None:
@@ -128,13 +129,19 @@ JOBS = {"ppo": ppo, "sac": sac, "env_only": env_only}
 
 
 def main(argument: str) -> None:
-    """Run one job and hand its result to the harness."""
+    """Run one job and hand its result to the harness. `curve`: episodes too. `start`: only when iteration 1 ended."""
     settings = json.loads(argument)
-    curve, job = settings.pop("curve", False), settings.pop("job")
-    result = JOBS[job](**settings)
-    if not curve and job == "ppo":
-        result.pop("curve", None)
-    answer(result | {"versions": versions(PACKAGES)})
+    with_curve, start, job = (settings.pop(key, False) for key in ("curve", "start", "job"))
+    stamps, curve = Stamps(), []
+    found = JOBS[job](stamps, curve, **settings) or {}
+    if start:
+        _, cpu, wall = stamps.taken[0]
+        found |= {"cpu_s": cpu, "ended": wall}
+    else:
+        found |= stamps.summary()
+    if with_curve:
+        found["curve"] = curve
+    answer(found | {"versions": versions(PACKAGES)})
 
 
 if __name__ == "__main__":

@@ -6,34 +6,37 @@ import os
 import shlex
 import subprocess
 import sys
-import venv
 from pathlib import Path
 
 REPO = Path(__file__).parents[1]
 HOME = REPO / ".bench"
 NAMES = ("sb3", "sbx")
+_HAS_PINS = """
+import sys
+from importlib.metadata import PackageNotFoundError, version
+for pin in sys.argv[1:]:
+    name, _, wanted = pin.partition("==")
+    try:
+        found = version(name.partition("[")[0])
+    except PackageNotFoundError:
+        sys.exit(1)
+    if found.partition("+")[0] != wanted:
+        sys.exit(1)
+"""
 
 
 def python(name: str) -> Path:
-    """The peer's Python; installs the peer if that has not been done with these requirements.
+    """The peer's Python; installs the peer where it is missing or not at its pins.
 
     `PIP_FLAGS` is handed to pip, as in the Makefile (for an index with CPU builds of torch, say).
     """
-    pins, home = Path(__file__).parent / "requirements" / f"{name}.txt", HOME / name
-    executable, stamp = home / "bin" / "python", home / "installed.txt"
-    wanted = pins.read_text(encoding="utf-8")
-    if stamp.exists() and stamp.read_text(encoding="utf-8") == wanted:
+    listing, home = Path(__file__).parent / "requirements" / f"{name}.txt", HOME / name
+    executable = home / "bin" / "python"
+    pins = [line for line in listing.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
+    if executable.exists() and subprocess.run([executable, "-c", _HAS_PINS, *pins], check=False).returncode == 0:
         return executable
-    HOME.mkdir(exist_ok=True)
-    (HOME / ".gitignore").write_text("*\n", encoding="ascii")
     print(f"[bench] installing the peer {name} into .bench/{name} (once; about 1 GB)", flush=True)
-    base = Path(getattr(sys, "_base_executable", sys.executable))
-    if not executable.exists():
-        if base.exists():
-            subprocess.run([base, "-m", "venv", home], check=True)
-        else:
-            venv.create(home, with_pip=True)
+    subprocess.run([sys.executable, "-m", "venv", "--clear", home], check=True)
     flags = shlex.split(os.environ.get("PIP_FLAGS", ""))
-    subprocess.run([executable, "-m", "pip", "install", "--quiet", *flags, "-r", pins], check=True)
-    stamp.write_text(wanted, encoding="utf-8")
+    subprocess.run([executable, "-m", "pip", "install", "--quiet", *flags, "-r", listing], check=True)
     return executable

@@ -41,13 +41,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("groups", nargs="*", metavar="GROUP", help="ppo_mb512 ppo_mb64 ppo_envpool start help (default: all)")
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"{' '.join(suite.groups(True))} (default: all)")
+    parser.add_argument("--only", metavar="GROUP", action="append", default=[], help="the same as naming GROUP")
     parser.add_argument("--rounds", type=int, default=5, help="times every case is measured (default: 5)")
     parser.add_argument("--quick", action="store_true", help="one round with few steps: a test that everything runs")
     parser.add_argument("--fresh", action="store_true", help="forget earlier rounds instead of going on with them")
     parser.add_argument("--show", action="store_true", help="print the tables of what has been measured; run nothing")
     parser.add_argument("--results", type=Path, help="folder of the JSON files (default: benchmarks/results)")
     options = parser.parse_args(arguments)
+    options.groups += options.only
     if options.rounds < 1:
         parser.error("--rounds: at least 1")
     return options

@@ -103,7 +103,7 @@ def start() -> Group:
                 lambda seed: peer_start({"job": "ppo", "library": "sb3", **work}, seed),
                 "python -m benchmarks.peer_jobs ...",
             ),
-            Case("nothing", "nothing: what the seconds are counted from", lambda seed: {"value": 0.0}, ""),
+            Case("nothing", "nothing: what the seconds are counted from", lambda _seed: {"value": 0.0}, ""),
         ),
         (
             Ratio("m2flow train to its first step", "train", "nothing", bar=10.0, most=True, kind="difference"),
@@ -120,8 +120,8 @@ def command_help() -> Group:
         "m2flow --help",
         "s (wall)",
         (
-            Case("help", "m2flow --help", lambda seed: timed([*m2flow(), "--help"]), "m2flow --help"),
-            Case("python", "python -c pass", lambda seed: timed([sys.executable, "-c", "pass"]), "python -c pass"),
+            Case("help", "m2flow --help", lambda _seed: timed([*m2flow(), "--help"]), "m2flow --help"),
+            Case("python", "python -c pass", lambda _seed: timed([sys.executable, "-c", "pass"]), "python -c pass"),
         ),
         (Ratio("m2flow --help over bare Python", "help", "python", bar=0.5, most=True, kind="difference"),),
         {"best_of": BEST_OF},

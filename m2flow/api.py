@@ -22,6 +22,7 @@ from m2flow.flow.plan import check as check_plan
 from m2flow.observe.jsonl import rows
 from m2flow.observe.layout import Evaluation, RunFolder, read_json, write_json
 from m2flow.runtime.cluster import detect
+from m2flow.runtime.wiring import check_runnable
 from m2flow.session import Session, open_folder
 from m2flow.types import Spec
 
@@ -92,7 +93,10 @@ def prepare(recipe: Recipe, cluster: Cluster | None = None) -> Prepared:
     machine = cluster or detect()
     flow: Flow = registry.resolve("flow", recipe.flow)(recipe)
     flow.check()
-    return Prepared(recipe, machine, flow, build.make_plan(recipe, flow, machine), recipe.env.spec())
+    plan = build.make_plan(recipe, flow, machine)
+    check_plan(flow, plan, machine)
+    build.check_lanes(recipe, flow, plan)
+    return Prepared(recipe, machine, flow, plan, recipe.env.spec())
 
 
 def check(
@@ -109,6 +113,8 @@ def check(
         memory = build.memory(loaded, ready.flow, ready.spec)
         table = explain(ready.flow, ready.plan)
         check_plan(ready.flow, ready.plan, ready.cluster, memory)
+        if cluster is None:  # a described cluster may hold what only a plan can use
+            check_runnable(ready.flow, ready.plan, ready.cluster)
     except ValueError as error:
         return CheckReport(False, tuple(getattr(error, "problems", None) or [str(error)]))
     return CheckReport(True, (), table, memory)

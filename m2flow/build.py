@@ -77,12 +77,12 @@ class RolloutPart:
         from m2flow.spec import join
 
         recipe, cuts = self.recipe, context.sub_batches
-        lanes = share(range(recipe.rollout.lanes), context.size, context.rank)
-        groups = [share(lanes, cuts, i) for i in range(cuts)]
+        lanes = share_lanes(recipe, context.size, context.rank, cuts)
+        grouped = {"group": recipe.rollout.group} if recipe.rollout.group > 1 else {}
         policy = build_policy(recipe, self.spec)
         threads = max(1, len(context.devices) // cuts)
         return Rollout(
-            envs=[recipe.env.build(group, run_seed(recipe), threads=threads) for group in groups],
+            envs=[recipe.env.build(part, run_seed(recipe), threads=threads, **grouped) for part in lanes],
             policy=context.services["policy"],
             join=join(policy.spec, self.spec),
             acting=acting(policy, recipe),
@@ -269,6 +269,28 @@ def make_plan(recipe: Recipe, flow: Flow, cluster: Cluster) -> Plan:
             raise ValueError(f"plan: {plan!r} is neither one of {sorted(makers)} nor a file")
         return Plan.from_yaml(path.read_text())
     return Plan.from_dict(plan)
+
+
+def check_lanes(recipe: Recipe, flow: Flow, plan: Plan) -> None:
+    """Raise ValueError where the plan cuts the lanes of the rollout finer than they are, or cuts a group."""
+    if "rollout" not in plan.places:
+        return
+    replicas = plan.places["rollout"].replicas
+    cuts = max((plan.sub_batches.get(edge.key, 1) for edge in flow.calls_of("rollout")), default=1)
+    groups = recipe.rollout.lanes // recipe.rollout.group
+    if replicas * cuts > groups:
+        what = "lanes" if recipe.rollout.group == 1 else f"groups of {recipe.rollout.group} lanes"
+        raise ValueError(
+            f"plan: {replicas} replica(s) of rollout in {cuts} sub-batch(es) need as many {what} at least, and rollout.lanes "
+            f"{recipe.rollout.lanes} makes {groups}; raise rollout.lanes or cut less"
+        )
+
+
+def share_lanes(recipe: Recipe, size: int, rank: int, cuts: int) -> list[list[int]]:
+    """Lanes of each sub-batch of a replica. Groups stay whole."""
+    group = recipe.rollout.group
+    mine = share(range(recipe.rollout.lanes // group), size, rank)
+    return [[g * group + i for g in share(mine, cuts, cut) for i in range(group)] for cut in range(cuts)]
 
 
 def _threads(recipe: Recipe) -> None:

@@ -7,8 +7,11 @@ early stop, progress, trace, report, and a status file that always says how the 
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -58,6 +61,25 @@ class EarlyStop:
         return None
 
 
+@contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM and SIGHUP end a run like Ctrl-C does: workers stopped, files closed, status written. In the main thread
+    only; elsewhere whoever owns the main thread decides."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, _frame: object) -> None:
+        raise KeyboardInterrupt(f"ended by {signal.Signals(number).name}")
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 @dataclass
 class Session:
     """A run in progress. `execute` runs it to its end, whatever the end is, and leaves the folder in order."""
@@ -93,14 +115,12 @@ class Session:
         self.progress = Progress(recipe.steps, start=self.done, title=recipe.name)
         self.began = self.stepped = time.monotonic()
         self._status("running")
+        shown = not self.quiet and recipe.observe.progress
         try:
-            if not self.quiet and recipe.observe.progress:
-                with self.progress:
-                    outcome = self._driver().run(resume=self.resume_from is not None)
-            else:
+            with terminable(), self.progress if shown else nullcontext():
                 outcome = self._driver().run(resume=self.resume_from is not None)
-        except KeyboardInterrupt:
-            self._status("stopped", reason="interrupted")
+        except KeyboardInterrupt as interrupt:
+            self._status("stopped", reason=str(interrupt) or "interrupted")
             raise
         except BaseException as error:
             self._status("failed", error=str(error))

@@ -335,6 +335,7 @@ class GRPO(PPO):
     whiten: Literal["batch", "minibatch", "none"] = "none"  # the group has normalised them already
     std: Literal["sample", "population", "none"] = "sample"  # deviation of a group that divides its advantages
 
+    needs_groups: ClassVar[bool] = True
     denominators: ClassVar[tuple[str, ...]] = ("units",)
 
     def __post_init__(self) -> None:

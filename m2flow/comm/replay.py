@@ -140,7 +140,7 @@ class _Piece:
 class ReplayChannel(WaitingRoom):
     """See the module. A get of weight w waits for batches of w rows in all.
 
-    A put that begins a training step waits while `capacity` rows of earlier ones are staged.
+    A put that begins a training step waits while `capacity` rows of earlier ones are staged and can be worked off.
     """
 
     def __init__(
@@ -225,9 +225,10 @@ class ReplayChannel(WaitingRoom):
         return ticket
 
     def _admit(self, ticket: Ticket) -> bool:
-        # A training step is never cut by a wait.
+        # A training step is never cut by a wait, and nobody waits while lanes are missing: those may be behind.
         begun = bool(self._staged) and self._staged[-1].step == ticket.item.step
-        if not begun and sum(piece.keep.size for piece in self._staged) >= self.config.capacity:
+        full = sum(piece.keep.size for piece in self._staged) >= self.config.capacity
+        if full and not begun and self._round():
             return False
         self._staged.append(ticket.item)
         return True

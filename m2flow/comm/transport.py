@@ -118,7 +118,7 @@ class SharedMemory:
     def close(self) -> None:
         """Free sockets and segments; a blocked send or recv of this end raises Closed, the other end sees Closed."""
         self._closed = True
-        for end in self._sockets:
+        for end in reversed(self._sockets):  # the one we read first: who sees our end of file cannot send any more
             try:
                 end.shutdown(socket.SHUT_RDWR)  # wakes whoever is blocked in it
             except OSError:

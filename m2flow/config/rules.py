@@ -11,6 +11,9 @@ from m2flow.config.errors import ConfigError, Path, Problem
 from m2flow.config.recipe import PLANS, Recipe
 
 
+EVALUATION_METRICS = ("eval/success", "eval/success_once", "eval/success_at_end", "eval/return", "eval/length")
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """A check and the keys it reads; it is skipped where one of these is itself wrong."""
@@ -152,6 +155,12 @@ def _early_stop(r: Any) -> Iterator[Problem]:
     """Early stopping judges evaluations, so there must be some on the way."""
     if r.early_stop is None:
         return
+    if r.early_stop.metric not in EVALUATION_METRICS:
+        hint = registry.suggest(r.early_stop.metric, EVALUATION_METRICS)
+        known = ", ".join(EVALUATION_METRICS)
+        yield Problem(
+            ("early_stop", "metric"), f"{r.early_stop.metric!r} is no number of an evaluation{hint} ({known})"
+        )
     if r.evaluation is None:
         message = "judges the evaluations of a run, and evaluation is null; add an evaluation section"
         yield Problem(("early_stop",), message)
@@ -169,7 +178,15 @@ def _recorders(r: Any) -> Iterator[Problem]:
             yield Problem(("observe", "recorders"), str(error))
 
 
+def _groups(r: Any) -> Iterator[Problem]:
+    """A group baseline of one attempt is that attempt: every advantage would be 0, and training a silent no-op."""
+    if getattr(r.objective, "needs_groups", False) and r.rollout.group < 2:
+        name = type(r.objective).__name__
+        yield Problem(("rollout", "group"), f"{name} compares attempts at one task, and groups have one; use 2 or more")
+
+
 RULES: tuple[Rule, ...] = (
+    Rule(("objective", "rollout.group"), _groups),
     Rule(("flow", "replay"), _flow),
     Rule(("flow", "objective"), _objective),
     Rule(("flow", "replay", "steps", "rollout.lanes", "rollout.length"), _replay),

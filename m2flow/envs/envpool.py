@@ -59,9 +59,9 @@ class EnvPoolConfig:
         if taken:
             raise ValueError(f"options: {taken} are set by m2flow (lanes, seed, threads, max_episode_steps)")
 
-    def build(self, lanes: Sequence[int], seed: int, threads: int = 1) -> EnvPoolEnv:
+    def build(self, lanes: Sequence[int], seed: int, threads: int = 1, group: int = 1) -> EnvPoolEnv:
         """Lanes of a training run, stepped by `threads` C++ threads."""
-        return EnvPoolEnv(self, training(lanes, seed), self.threads or threads)
+        return EnvPoolEnv(self, training(lanes, seed, group), self.threads or threads)
 
     def build_seeded(self, seeds: Sequence[int], threads: int = 1, render: bool = False) -> EnvPoolEnv:
         """One lane per seed; each plays one episode and then stands still. `render`: frames can be drawn."""

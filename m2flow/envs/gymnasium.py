@@ -47,9 +47,9 @@ class GymnasiumConfig:
         if self.timeout <= 0:
             raise ValueError(f"timeout: must be positive, got {self.timeout}")
 
-    def build(self, lanes: Sequence[int], seed: int, threads: int = 1) -> VectorEnv:  # noqa: ARG002
+    def build(self, lanes: Sequence[int], seed: int, threads: int = 1, group: int = 1) -> VectorEnv:  # noqa: ARG002
         """Lanes of a training run. `threads` is not used: a Gymnasium env steps in one thread, see `workers`."""
-        return self._build(training(lanes, seed), render=False)
+        return self._build(training(lanes, seed, group), render=False)
 
     def build_seeded(self, seeds: Sequence[int], threads: int = 1, render: bool = False) -> VectorEnv:  # noqa: ARG002
         """One lane per seed; each plays one episode and then stands still. `render`: frames can be drawn."""

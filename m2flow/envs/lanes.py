@@ -22,6 +22,7 @@ class LaneSeeds:
 
     lanes: tuple[int, ...]
     seed: int = 0
+    group: int = 1  # lanes that start alike: the seeds are those of the group's number
     fixed: tuple[int, ...] | None = None
 
     @property
@@ -39,7 +40,7 @@ class LaneSeeds:
         if self.fixed is not None:
             assert k == 0, "an evaluation lane plays one episode"
             return self.fixed[row]
-        return derive(self.seed, "env", self.lanes[row], k)
+        return derive(self.seed, "env", self.lanes[row] // self.group, k)
 
     def pool(self, epoch: int) -> list[int]:
         """Seeds for an env that draws all later episodes from one seed per lane: derive(seed, "env", lane), and
@@ -47,22 +48,22 @@ class LaneSeeds:
         if self.fixed is not None:
             return list(self.fixed)
         tail = () if epoch == 0 else ("epoch", epoch)
-        return [derive(self.seed, "env", lane, *tail) for lane in self.lanes]
+        return [derive(self.seed, "env", lane // self.group, *tail) for lane in self.lanes]
 
     def take(self, start: int, stop: int) -> LaneSeeds:
         """Lanes of rows start..stop."""
         fixed = None if self.fixed is None else self.fixed[start:stop]
-        return LaneSeeds(self.lanes[start:stop], self.seed, fixed)
+        return LaneSeeds(self.lanes[start:stop], self.seed, self.group, fixed)
 
 
-def training(lanes: Sequence[int], seed: int) -> LaneSeeds:
-    """Lanes of a training run."""
+def training(lanes: Sequence[int], seed: int, group: int = 1) -> LaneSeeds:
+    """Lanes of a training run. With `group` g, lanes 0..g-1 start every episode alike, lanes g..2g-1 too, and so on."""
     ids = tuple(int(lane) for lane in lanes)
     if not ids:
         raise ValueError("lanes: at least one lane is needed")
     if len(set(ids)) != len(ids) or min(ids) < 0:
         raise ValueError(f"lanes: global lane ids must be different and not negative, got {list(ids)}")
-    return LaneSeeds(ids, int(seed))
+    return LaneSeeds(ids, int(seed), group)
 
 
 def seeded(seeds: Sequence[int]) -> LaneSeeds:
@@ -73,7 +74,7 @@ def seeded(seeds: Sequence[int]) -> LaneSeeds:
     wrong = [seed for seed in fixed if not 0 <= seed < SEED_LIMIT]
     if wrong:
         raise ValueError(f"seeds: must be between 0 and 2**31 - 1, got {wrong[0]}")
-    return LaneSeeds(tuple(range(len(fixed))), 0, fixed)
+    return LaneSeeds(tuple(range(len(fixed))), 0, 1, fixed)
 
 
 def check_action(action: Array, lanes: int, shape: tuple[int, ...]) -> Array:

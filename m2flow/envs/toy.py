@@ -26,9 +26,9 @@ class _Toy:
 
     __slots__ = ()
 
-    def build(self, lanes: Sequence[int], seed: int, threads: int = 1) -> ToyEnv:
+    def build(self, lanes: Sequence[int], seed: int, threads: int = 1, group: int = 1) -> ToyEnv:
         """Lanes of a training run."""
-        return ToyEnv(self, training(lanes, seed))
+        return ToyEnv(self, training(lanes, seed, group))
 
     def build_seeded(self, seeds: Sequence[int], threads: int = 1, render: bool = False) -> ToyEnv:
         """One lane and one episode per seed."""

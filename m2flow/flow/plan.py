@@ -135,7 +135,7 @@ def diff(old: Plan, new: Plan) -> tuple[Change, ...]:
         if name in old.places and name in new.places:
             out += changes(name, *(_place_values(plan.places[name]) for plan in (old, new)))
         else:
-            was, now = (compress(p.places[name].devices) if name in p.places else None for p in (old, new))
+            was, now = (_where(plan.places.get(name)) for plan in (old, new))
             out.append(Change(name, "place", was, now))
     out += changes("chunks", old.chunks, new.chunks)
     out += changes("sub_batches", old.sub_batches, new.sub_batches)
@@ -153,7 +153,7 @@ def explain(flow: Flow, plan: Plan) -> str:
             rows.append((node.name, node.kind, "not placed", "", "", ""))
             continue
         workers = f"{place.replicas}" if place.ranks == 1 else f"{place.replicas} x {place.ranks}"
-        where = compress(place.devices) or f"all with {place.label}"
+        where = _where(place) or ""
         runs = "processes" if place.process else "threads"
         if node.kind == "service":
             when = f"with {', '.join(s for s in flow.names if s in use[node.name])}"
@@ -185,6 +185,10 @@ def _edge(key: str) -> str:
 
 def _spaced(key: str) -> str:
     return " -> ".join(key.split("->"))
+
+
+def _where(place: Place | None) -> str | None:
+    return None if place is None else compress(place.devices) or f"all with {place.label}"
 
 
 def _place_values(place: Place) -> dict[str, Any]:

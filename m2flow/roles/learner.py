@@ -171,6 +171,14 @@ class Learner:
         if gap.numel():
             self.tally.add({"train/logprob_gap": Metric(float(gap.max()), "max")})
 
+    def onload(self) -> None:
+        """Back to the trainer's device."""
+        self.trainer.onload()
+
+    def offload(self) -> None:
+        """Leave the trainer's device."""
+        self.trainer.offload()
+
     def state(self) -> Tree:
         """Trainer state and the update counter that keys randomness."""
         return {"trainer": self.trainer.state(), "updates": self.updates}

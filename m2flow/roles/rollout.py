@@ -29,10 +29,13 @@ class RolloutConfig:
 
     lanes: int = 8  # environments stepped together, over all replicas
     length: int = 128  # decisions per lane and training step
+    group: int = 1  # neighbouring lanes that start every episode alike; attempts at one task, for group baselines
 
     def __post_init__(self) -> None:
         if self.lanes < 1:
             raise ValueError(f"lanes: must be at least 1, got {self.lanes}")
+        if self.group < 1 or self.lanes % self.group:
+            raise ValueError(f"group: must be at least 1 and divide lanes {self.lanes}, got {self.group}")
         if self.length < 1:
             raise ValueError(f"length: must be at least 1, got {self.length}")
 
@@ -56,7 +59,7 @@ class Rollout:
         self.config = config
         self.turn = 0
         key = seeds.derive(seed, "act")
-        self.lanes = [_Lanes(env, policy, join, acting, key, overlap=len(envs) > 1) for env in envs]
+        self.lanes = [_Lanes(env, policy, join, acting, key, config.group, overlap=len(envs) > 1) for env in envs]
 
     async def work(self, items: Sequence[Tick]) -> AsyncIterator[Trajectory | Report]:
         """One Trajectory per sub-batch and a Report, for each tick."""
@@ -107,10 +110,13 @@ class Rollout:
 class _Lanes:
     """One sub-batch: its env, where it stands, and the running sums of its episodes."""
 
-    def __init__(self, env: VectorEnv, policy: Any, join: Join, acting: Acting, key: int, *, overlap: bool) -> None:
+    def __init__(
+        self, env: VectorEnv, policy: Any, join: Join, acting: Acting, key: int, group: int, *, overlap: bool
+    ) -> None:
         self.env, self.policy, self.join, self.acting, self.key, self.overlap = env, policy, join, acting, key, overlap
         self.obs: Observation = join.encode(env.reset())
         self.ids = np.asarray(env.lanes, np.int64)
+        self.groups = self.ids // group
         size = len(self.ids)
         self.episode = np.zeros(size, np.int64)
         self.sums = np.zeros((3, size))  # return, length, success so far
@@ -126,7 +132,12 @@ class _Lanes:
         for t in range(length):
             action = await self.policy.act(self.obs, noise[t])
             decoded = self.join.decode(action.action)
-            segment.acted(t, action, self.ids * EPISODES_PER_LANE + self.episode)
+            segment.acted(
+                t,
+                action,
+                self.ids * EPISODES_PER_LANE + self.episode,
+                self.groups * EPISODES_PER_LANE + self.episode,
+            )
             alive = np.ones(len(self.ids), bool)
             for c in range(self.acting.chunk):
                 # A lane whose episode ended inside the chunk holds still until the next decision; those steps count

@@ -27,11 +27,12 @@ class Segment:
         self.terminated = np.zeros((length, lanes), bool)
         self.truncated = np.zeros((length, lanes), bool)
         self.episode = np.empty((length, lanes), np.int64)
+        self.group = np.empty((length, lanes), np.int64)
         self.version = np.empty((length, lanes), np.int64)
         self.logprob: np.ndarray[Any, Any] | None = None
         self.record: dict[str, np.ndarray[Any, Any]] = {}
 
-    def acted(self, t: int, action: Action, episode: np.ndarray[Any, Any]) -> None:
+    def acted(self, t: int, action: Action, episode: np.ndarray[Any, Any], group: np.ndarray[Any, Any]) -> None:
         """Write the decision of step t."""
         if self.logprob is None:
             self.logprob = np.empty((self.length, *action.logprob.shape), action.logprob.dtype)
@@ -39,7 +40,7 @@ class Segment:
         self.logprob[t] = action.logprob
         for name, array in action.record.items():
             self.record[name][t] = array
-        self.episode[t] = episode
+        self.episode[t], self.group[t] = episode, group
         self.version[t] = action.version
 
     def stepped(
@@ -84,7 +85,7 @@ class Segment:
             truncated=self.truncated,
             version=self.version,
             episode=self.episode,
-            group=self.episode,
+            group=self.group,
             lane=lane,
             units=Units(axes, self.logprob.reshape(steps, *self.logprob.shape[2:]), flat),
             step=tick.step,

@@ -29,7 +29,7 @@ from m2flow.protocols import Store, Transport
 from m2flow.runtime.failures import RunFailed, Stalled
 from m2flow.runtime.lease import LeaseManager
 from m2flow.runtime.local import LocalRuntime
-from m2flow.runtime.wiring import wire
+from m2flow.runtime.wiring import check_runnable, wire
 from m2flow.runtime.worker import Part, Program
 from m2flow.types import Metric, Report, Tick, Tree
 
@@ -102,6 +102,7 @@ class Driver:
     ) -> None:
         flow.check()
         check_plan(flow, plan, cluster)
+        check_runnable(flow, plan, cluster)
         plan = plan.resolve(cluster)
         self.flow, self.plan, self.config, self.store = flow, plan, config, store
         self.hooks = hooks or Hooks()

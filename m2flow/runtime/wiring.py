@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from m2flow.flow.cluster import Cluster
 from m2flow.flow.graph import Call, Flow, Stream, Weights
-from m2flow.flow.plan import Plan
+from m2flow.flow.plan import Plan, PlanError
 
 DRIVER = "driver"
 
@@ -44,6 +44,24 @@ class Wiring:
     def worker(self, node: str, rank: int) -> str:
         """Id of the worker that hosts this replica."""
         return self.home[node, rank]
+
+
+def check_runnable(flow: Flow, plan: Plan, cluster: Cluster) -> None:
+    """Raise PlanError for what a sound plan may say and this runtime does not do yet; it would train wrongly in silence."""
+    problems = []
+    senders = {edge.src for edge in flow.weights}
+    for name, place in plan.places.items():
+        if place.ranks > 1:
+            problems.append(f"{name}: asks for {place.ranks} ranks; the local runtime runs one rank per replica")
+        if name in senders and place.replicas > 1:
+            problems.append(f"{name}: sends weights, so it runs as one replica, not {place.replicas}")
+        imaginary = [d for d in place.on(cluster) if cluster.device(d).kind not in ("cpu", "gpu")]
+        if imaginary:
+            problems.append(
+                f"{name}: {', '.join(imaginary)} can be planned with, but nothing runs on it; use cpu or gpu"
+            )
+    if problems:
+        raise PlanError(f"plan {plan.name!r} on the local runtime", problems)
 
 
 def wire(flow: Flow, plan: Plan, cluster: Cluster) -> Wiring:

@@ -162,7 +162,7 @@ class Worker:
             emit=lambda output, step: self._emit(name, output, step),
             end=lambda step, kind: self._end(name, step, kind),
             acquire=(lambda: self._acquire(name)) if taking_turns else None,
-            release=(lambda: self._tell("release", f"{name}/{rank}")) if taking_turns else None,
+            release=(lambda: self._release(name)) if taking_turns else None,
             sampler=samplers[0](context) if samplers else None,
         )
 
@@ -226,6 +226,16 @@ class Worker:
         turn = self.turns[name] = self.loop.create_future()
         self._tell("acquire", f"{name}/{self.spec.rank}", list(self.program.wiring.leases[name]))
         await turn
+        self._switch(name, "onload")
+
+    def _release(self, name: str) -> None:
+        self._switch(name, "offload")
+        self._tell("release", f"{name}/{self.spec.rank}")
+
+    def _switch(self, name: str, how: str) -> None:
+        """Change of lease: a stage whose place says `offload` leaves the devices at the end of its turn, and comes back."""
+        if self.program.plan.places[name].offload and hasattr(self.nodes[name], how):
+            getattr(self.nodes[name], how)()
 
     # ---- messages
 

@@ -346,6 +346,25 @@ def test_priority_gives_the_heaviest_first_and_equals_as_they_came():
     assert [channel.get(1)[0] for _ in range(4)] == ["b", "d", "c", "a"]
 
 
+def test_a_cancelled_get_of_several_items_keeps_their_order():
+    channel = Channel("c")
+    for n in range(3):
+        channel.put(n)
+
+    async def cancelled():
+        task = asyncio.create_task(channel.aget(4))
+        await asyncio.sleep(0)
+        channel.put(3)
+        assert channel.size() == 0
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    run(cancelled())
+    channel.put(4)
+    assert channel.weight() == 5
+    assert channel.get(5) == [0, 1, 2, 3, 4]
+
+
 def test_priority_order_survives_state_and_a_cancelled_get():
     channel = Channel("c", order="priority")
     for name, weight in (("a", 1), ("b", 5), ("c", 5)):

@@ -346,10 +346,12 @@ def test_a23_a_killed_peer_is_seen_at_once_by_blocked_calls(processes):
     assert receiving.waits
     assert sending.waits
     os.kill(pid, signal.SIGKILL)
+    killed = time.monotonic()
     for call in (receiving, sending):
         outcome = call.result()
         assert isinstance(outcome, Closed)
         assert "peer is gone" in str(outcome)
+    assert time.monotonic() - killed < 2.0
 
 
 def descriptors() -> list[str]:

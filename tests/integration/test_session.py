@@ -152,7 +152,8 @@ def test_an_environment_that_fails_fails_the_run_with_its_own_words(tmp_path: Pa
     assert "the motor is on fire" in said["error"]
 
 
-def test_interrupt_ends_with_130_and_a_run_that_can_be_resumed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupt_ends_with_130_and_a_run_that_can_be_resumed(tmp_path: Path, number: int) -> None:
     recipe = tmp_path / "recipe.yaml"
     from m2flow.config import to_yaml
 
@@ -163,10 +164,49 @@ def test_interrupt_ends_with_130_and_a_run_that_can_be_resumed(tmp_path: Path) -
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not list(checkpoints.glob("step_*")):
         time.sleep(0.05)
-    child.send_signal(signal.SIGINT)
+    child.send_signal(number)
     _, said = child.communicate(timeout=60)
     assert child.returncode == 130, said
     assert status(tmp_path / "run")["state"] == "stopped"
     done = max(Run(tmp_path / "run").recipe.checkpoint.build(checkpoints).steps())
     resumed = m2flow.resume(tmp_path / "run", steps=done + 1, quiet=True)
     assert status(resumed)["state"] == "finished"
+
+
+def test_grpo_learns_from_groups_that_start_alike(tmp_path: Path) -> None:
+    settings = REACH | {
+        "objective": {"name": "grpo"},
+        "rollout": {"lanes": 32, "length": 40, "group": 8},
+        "learner": {"epochs": 4, "minibatch": 640},
+    }
+    run = small.train(tmp_path, "run", **settings, steps=40, evaluation={"seeds": 20})
+    before, after = run.evaluations()
+    assert before.metrics["eval/success_once"] <= 0.2
+    assert after.metrics["eval/success_once"] >= 0.8
+
+
+def test_a07_a_group_of_one_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"rollout.group.*compares attempts"):
+        small.train(tmp_path, "run", objective={"name": "grpo"})
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [
+        ({"learner": {"devices": "cpu:0-1", "replicas": 2}}, "learner: sends weights, so it runs as one replica"),
+        ({"learner": {"devices": "cpu:0-1", "ranks": 2}}, "learner: asks for 2 ranks"),
+    ],
+)
+def test_what_the_local_runtime_cannot_run_is_refused(tmp_path: Path, plan: dict[str, Any], said: str) -> None:
+    places = {"rollout": small.place("cpu:0-1"), "policy": small.place("cpu:0-1")} | plan
+    with pytest.raises(ValueError, match=said):
+        small.train(tmp_path, "run", plan={"places": places, "shifts": [["rollout", "policy"], ["learner"]]})
+    assert not m2flow.check(small.recipe(plan={"places": places, "shifts": [["rollout", "policy"], ["learner"]]})).ok
+
+
+def test_more_sub_batches_than_lanes_are_refused(tmp_path: Path) -> None:
+    plan = small.plan(small.place("cpu:0-1"), small.place("cpu:0-1"), sub_batches={"rollout->policy": 5}, **small.TURNS)
+    with pytest.raises(ValueError, match="5 sub-batch"):
+        small.train(tmp_path, "run", plan=plan)
+    assert not (tmp_path / "run").exists()

@@ -8,6 +8,7 @@ Nobody else divides, so any cut of a batch into micro-batches gives the same gra
 from __future__ import annotations
 
 import math
+import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -61,6 +62,8 @@ class TorchTrainerConfig:
             raise ValueError(f"max_grad_norm: must be more than 0, or null to switch it off, got {self.max_grad_norm}")
         if not 0.0 <= self.final_fraction <= 1.0:
             raise ValueError(f"final_fraction: must be in [0, 1], got {self.final_fraction}")
+        if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", self.device):
+            raise ValueError(f"device: {self.device!r}; expected cpu, cuda, cuda:<number> or mps")
         if self.threads < 1:
             raise ValueError(f"threads: must be at least 1, got {self.threads}")
         self._check_schedule()
@@ -76,7 +79,17 @@ class TorchTrainerConfig:
                 raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
 
     def build(self, policy: Any, objective: Objective, seed: int) -> TorchTrainer:
-        """A trainer that owns `policy` from now on, cast to `dtype`; new heads depend on `seed`."""
+        """A trainer that owns `policy` from now on, cast to `dtype`; new heads depend on `seed`.
+
+        Raises:
+            ValueError: torch does not find the device on this machine.
+        """
+        kind, _, number = self.device.partition(":")
+        there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}[kind]
+        if int(number or 0) >= there:
+            raise ValueError(
+                f"device: {self.device!r}, but torch finds {there} {kind} device(s) here; use cpu, or fix torch"
+            )
         return TorchTrainer(policy, objective, self, seed)
 
 

@@ -14,6 +14,8 @@ from m2flow.comm import tree
 from m2flow.comm.replay import ReplayConfig, Ring
 from m2flow.types import Trajectory, Units
 
+WAIT = 20.0  # seconds after which a wait fails
+
 
 def trajectory(
     t: int, lanes: list[int], first: int = 0, *, step: int = 0, ends: dict[tuple[int, int], bool] | None = None
@@ -308,6 +310,29 @@ def test_draws_are_uniform():
     expected = 50 * 1000 / 50
     chi2 = ((counts - expected) ** 2 / expected).sum()
     assert 49 - 5 * np.sqrt(98) < chi2 < 49 + 5 * np.sqrt(98)  # mean 49, variance 98
+
+
+def test_a_producer_that_is_ahead_does_not_lock_out_the_one_that_is_awaited():
+    channel = ReplayConfig(capacity=4, batch=1, start=0, lanes=4).build(0)
+    for step in range(2):  # four rows each; nothing can be worked off before the other lanes come
+        channel.put(trajectory(2, [0, 1], 2 * step, step=step), timeout=WAIT)
+    channel.put(trajectory(2, [2, 3], 0, step=0), timeout=WAIT)
+    with pytest.raises(TimeoutError, match="put weight 1"):  # step 0 is complete and can be, so who is ahead waits
+        channel.put(trajectory(2, [2, 3], 2, step=1), timeout=0.01)
+    assert len(channel.get(8, timeout=WAIT)) == 8
+    channel.put(trajectory(2, [2, 3], 2, step=1), timeout=WAIT)
+    assert len(channel.get(8, timeout=WAIT)) == 8
+    assert sorted(content(channel)) == [3.0, 1003.0, 2003.0, 3003.0]
+
+
+def test_a_training_step_in_many_pieces_is_taken_in_whole():
+    channel = ReplayConfig(capacity=4, batch=1, start=0).build(0)
+    for first in range(0, 12, 2):
+        channel.put(trajectory(2, [0], first), timeout=WAIT)
+    with pytest.raises(TimeoutError, match="6 trajectories staged"):
+        channel.put(trajectory(2, [0], 12, step=1), timeout=0.01)
+    assert len(channel.ready()) == 12
+    channel.put(trajectory(2, [0], 12, step=1), timeout=WAIT)
 
 
 # ---- lanes and cuts

@@ -355,3 +355,20 @@ def test_a_service_of_a_service_is_used_in_the_turns_of_the_first_caller():
     plan = Plan({"a": Place(("cpu:0",)), "s": Place(("cpu:0",)), "t": Place(("cpu:1",)), "b": Place(("cpu:1",))})
     assert "a and b both use cpu:1 (a through t)" in problems(plan, flow)[0]
     check(flow, replace(plan, shifts=(("a",), ("b",))), TWO)
+
+
+def test_the_turns_of_a_chain_of_services_do_not_depend_on_the_order_of_edges():
+    nodes = (Node("a", trigger="step"), *(Node(name, kind="service") for name in "stu"), Node("b"))
+    edges = (Stream("a", "b"), Call("t", "u"), Call("s", "t"), Call("a", "s"), Weights("b", "u"))
+    where = {"a": "cpu:0", "s": "cpu:0", "t": "cpu:0", "u": "cpu:1", "b": "cpu:1"}
+    plan = Plan({name: Place((device,)) for name, device in where.items()})
+    assert "a and b both use cpu:1 (a through u)" in problems(plan, Flow("x", nodes, edges))[0]
+
+
+def test_a_trainer_that_also_calls_the_service_it_feeds_takes_turns_with_the_other_callers():
+    flow = replace(PPO, edges=(*PPO.edges, Call("learner", "policy")))
+    places = {"rollout": "cpu:0", "policy": "cpu:1", "learner": "cpu:1", "evaluator": "cpu:2"}
+    plan = Plan({name: Place((device,)) for name, device in places.items()})
+    found = problems(plan, flow, cores(3))
+    assert [p.split(" both")[0] for p in found] == ["rollout and learner", "evaluator and learner"]
+    check(flow, replace(plan, shifts=(("rollout", "evaluator"), ("learner",))), cores(3))
