@@ -51,7 +51,7 @@ def _callback(stamps: Stamps, per_rollout: bool, curve: Curve) -> Any:
         def _on_step(self) -> bool:
             for info in self.locals["infos"]:
                 if "episode" in info:
-                    curve.append((self.num_timesteps, float(info["episode"]["r"]), 1))  # noqa: PERF401
+                    curve.append((self.num_timesteps, float(info["episode"]["r"]), 1))
             return True
 
     return Watch()
@@ -111,8 +111,8 @@ def sac(
     return {"return": sum(returns) / episodes, "episodes": episodes}
 
 
-def env_only(stamps: Stamps, curve: Curve, env: str, lanes: int, length: int, steps: int, seed: int) -> None:
-    """The peer's vector env with random actions. `curve` stays empty."""
+def env_only(stamps: Stamps, _curve: Curve, env: str, lanes: int, length: int, steps: int, seed: int) -> None:
+    """The peer's vector env with random actions."""
     import numpy as np
 
     envs = _envs(env, lanes, seed)

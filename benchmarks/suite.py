@@ -24,7 +24,7 @@ LIMIT = 600.0  # seconds that one start of a command may take
 
 def groups(quick: bool) -> dict[str, Group]:
     """All groups by name. `quick`: few steps, to see that everything runs; its numbers mean nothing."""
-    large, small = (3, 2) if quick else (13, 7)
+    large, small = (3, 2) if quick else (9, 5)
     made = (
         ppo("ppo_mb512", "PPO, gymnasium HalfCheetah-v5, 8 envs x 256, minibatch 512 x 4 epochs", 512, 4, large),
         ppo("ppo_mb64", "PPO, gymnasium HalfCheetah-v5, 8 envs x 256, minibatch 64 x 10 epochs", 64, 10, small),

@@ -171,7 +171,10 @@ def evaluate(
     if loaded.evaluation is None:
         raise ValueError(f"{folder.path}: its recipe has no evaluation section, so there is no protocol to evaluate by")
     if seeds is not None:
-        loaded = replace(loaded, evaluation=replace(loaded.evaluation, seeds=seeds))
+        listed = loaded.evaluation.seed_list[:seeds]
+        if loaded.evaluation.seed_list and len(listed) < seeds:
+            raise ValueError(f"seeds: asked for {seeds}, and the recipe's seed_list has {len(listed)}")
+        loaded = replace(loaded, evaluation=replace(loaded.evaluation, seeds=seeds, seed_list=listed))
     loaded = replace(loaded, evaluation=replace(loaded.evaluation, videos=videos))
     return build.evaluate_checkpoint(loaded, folder, step)
 

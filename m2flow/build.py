@@ -156,6 +156,7 @@ def parts(recipe: Recipe, spec: Spec, videos: Path | None = None) -> dict[str, P
 def evaluate_checkpoint(recipe: Recipe, folder: RunFolder, step: int | None) -> Stored:
     """Evaluate the policy of a checkpoint (the latest if `step` is None) in this process, and return what was found."""
     import asyncio
+    from concurrent.futures import ThreadPoolExecutor
 
     from m2flow.backends.checkpoint import read_policy
     from m2flow.roles.policy import PolicyService
@@ -176,7 +177,8 @@ def evaluate_checkpoint(recipe: Recipe, folder: RunFolder, step: int | None) -> 
     async def play() -> list[Any]:
         return [report async for report in evaluator.work([Tick(done, done, kind="evaluate")])]
 
-    [found] = asyncio.run(play())
+    with ThreadPoolExecutor(1) as pool:  # a thread of its own: a notebook already runs an event loop in this one
+        [found] = pool.submit(lambda: asyncio.run(play())).result()
     return stored(done, evaluator.protocol, found.payload)
 
 

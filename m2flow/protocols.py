@@ -237,6 +237,19 @@ class Transport(Protocol):
         """Free buffers; the other side sees `Closed`."""
 
 
+class Runtime(Protocol):
+    """Starts the workers of a program somewhere, and ends them. Two implementations: local, and (later) ray."""
+
+    def start(self) -> Mapping[str, Transport]:
+        """Start every worker; the driver's end of the link to each, by worker id."""
+
+    def exit_reason(self, worker: str) -> str:
+        """How a worker ended, in words."""
+
+    def stop(self, limit: float) -> Sequence[str]:
+        """Wait for every worker up to `limit` seconds, then kill. Ids of those that had to be killed."""
+
+
 class Recorder(Protocol):
     """Where metrics go (JSONL, TensorBoard, wandb, ...)."""
 

@@ -93,7 +93,7 @@ class Session:
     quiet: bool = False
     resume_from: int | None = None  # steps done in the checkpoint to continue from
     done: int = 0
-    last: dict[str, float] = field(default_factory=dict)
+    evaluated: tuple[int, dict[str, float]] = (-1, {})  # step and numbers of the last evaluation
     meta: dict[str, Any] = field(default_factory=dict)
     earlier: float = 0.0
     env_steps: float = 0.0
@@ -142,6 +142,7 @@ class Session:
                 evaluate_every=evaluation.every if evaluation is not None else 0,
                 evaluate_ends=evaluation is not None,
                 save_every=recipe.checkpoint.every,
+                stall_limit=recipe.stall_limit,
             ),
             hooks=Hooks(self._on_step, self._on_spans, self._on_evaluation, self._checkpoint_meta),
             store=self.store,
@@ -170,7 +171,7 @@ class Session:
         self.progress.update(self.done, row)
         self._tell_alarms(fired)
         self.tracer.flush()
-        return next((f"alarm {alarm.kind}: {alarm.text}" for alarm in fired if alarm.action == "stop"), None)
+        return stop_reason(fired)
 
     def _on_spans(self, spans: Spans) -> None:
         self.tracer.extend(spans)
@@ -180,14 +181,15 @@ class Session:
         stored = build.stored(step, self.recipe.evaluation.protocol(self.recipe.env), payloads)
         stored.write(self.folder)
         numbers = dict(stored.metrics)
-        self.last = numbers
+        self.evaluated = (step, numbers)
         fired = self.alarms.check(step, numbers)
         self.recorder.log(max(step - 1, 0), numbers | alarm_rules.as_metrics(fired))
         self._tell_alarms(fired)
         self.progress.values.update(numbers)
         if not self.quiet:
             self.progress.note(f"evaluation after step {step}: {evaluation_line(stored)}")
-        reason = self.stopper.judge(numbers) if self.stopper is not None and step > 0 else None
+        alarm = stop_reason(fired)
+        reason = alarm or (self.stopper.judge(numbers) if self.stopper is not None and step > 0 else None)
         self.stepped = time.monotonic()  # an evaluation is not part of the next step
         return reason
 
@@ -197,9 +199,10 @@ class Session:
 
     # ---- checkpoints
 
-    def _checkpoint_meta(self, _step: int) -> Mapping[str, Any]:
+    def _checkpoint_meta(self, step: int) -> Mapping[str, Any]:
+        """`metrics` are those of an evaluation of these very weights; the best checkpoint is chosen by them."""
         return {
-            "metrics": dict(self.last),
+            "metrics": self.evaluated[1] if self.evaluated[0] == step else {},
             "seed": self.recipe.seed,
             "alarms": self.alarms.state(),
             "env_steps": self.env_steps,
@@ -211,7 +214,7 @@ class Session:
         """Counters of the resumed run."""
         _, _, meta = self.store.load(self.resume_from)
         self.alarms.restore(meta["alarms"])
-        self.env_steps, self.earlier, self.last = meta["env_steps"], meta["seconds"], dict(meta["metrics"])
+        self.env_steps, self.earlier = meta["env_steps"], meta["seconds"]
         if self.stopper is not None and meta["early_stop"] is not None:
             self.stopper.best, self.stopper.waited = meta["early_stop"]["best"], meta["early_stop"]["waited"]
 
@@ -226,6 +229,11 @@ class Session:
         self.tracer.close()
         if self.recipe.observe.trace and self.folder.trace.exists():
             export_chrome(self.folder.trace, self.folder.chrome_trace)
+
+
+def stop_reason(fired: Sequence[alarm_rules.Alarm]) -> str | None:
+    """Why the run should stop, if one of these alarms says so."""
+    return next((f"alarm {alarm.kind}: {alarm.text}" for alarm in fired if alarm.action == "stop"), None)
 
 
 def evaluation_line(stored: Evaluation) -> str:

@@ -272,13 +272,11 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a stage tells the driver: metrics of a step, and a payload for whoever asked. `done` closes the stage's
-    step."""
+    """What a stage tells the driver: metrics of a step, and a payload for whoever asked."""
 
     step: int
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     payload: Any = None
-    done: bool = False
     kind: str = "step"
 
 

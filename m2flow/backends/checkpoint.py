@@ -38,7 +38,7 @@ class CheckpointConfig:
 
     every: int = 50  # training steps between checkpoints; 0 or less: only the final one
     keep: int | None = 3  # newest ones kept, besides the best; null: all
-    best_metric: str | None = None  # name of a logged metric; the checkpoint with its best value is kept; null: none
+    best_metric: str | None = None  # number of an evaluation; the checkpoint with its best value is kept; null: none
     best_mode: Literal["max", "min"] = "max"  # whether more or less of it is better
 
     def __post_init__(self) -> None:

@@ -66,6 +66,7 @@ class Recipe:
     flow: str = "onpolicy"  # the graph of stages: onpolicy | offpolicy, or one of your own
     seed: int | None = 0  # root of all randomness; null: drawn once, shown, and stored with the run
     steps: int = 100  # training steps (one collection of data and the updates on it)
+    stall_limit: float = 1800.0  # seconds without a word from any stage before the run is declared stuck
     run_dir: str = "runs"  # folder under which the run's own folder is made
     plan: str | Mapping[str, Any] = (
         "collocated"  # collocated | disaggregated | hybrid | path of a plan | the plan itself
@@ -89,6 +90,8 @@ class Recipe:
             raise ValueError(f"name: must be usable as the name of a folder, got {self.name!r}")
         if self.seed is not None and not 0 <= self.seed <= MAX_SEED:
             raise ValueError(f"seed: must be between 0 and 2**63 - 1, or null, got {self.seed}")
+        if not self.stall_limit > 0:
+            raise ValueError(f"stall_limit: must be more than 0 seconds, got {self.stall_limit}")
         if self.steps < 1:
             raise ValueError(f"steps: must be at least 1, got {self.steps}")
 

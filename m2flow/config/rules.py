@@ -169,6 +169,21 @@ def _early_stop(r: Any) -> Iterator[Problem]:
         yield Problem(("evaluation", "every"), f"{r.evaluation.every} {message}")
 
 
+def _best(r: Any) -> Iterator[Problem]:
+    """The best checkpoint is chosen by evaluations, so it needs some, and a number of theirs."""
+    metric = r.checkpoint.best_metric
+    if metric is None:
+        return
+    if metric not in EVALUATION_METRICS:
+        hint = registry.suggest(metric, EVALUATION_METRICS)
+        message = f"{metric!r} is no number of an evaluation{hint} ({', '.join(EVALUATION_METRICS)})"
+        yield Problem(("checkpoint", "best_metric"), message)
+    if r.evaluation is None:
+        yield Problem(
+            ("checkpoint", "best_metric"), "is judged by evaluations, and evaluation is null; add that section"
+        )
+
+
 def _recorders(r: Any) -> Iterator[Problem]:
     """Every recorder has a class."""
     for name in r.observe.recorders:
@@ -194,5 +209,6 @@ RULES: tuple[Rule, ...] = (
     Rule(("rollout.lanes", "rollout.length", "learner.minibatch", "flow"), _minibatch),
     Rule(("rollout.lanes", "rollout.length", "learner", "flow", "replay", "objective"), _microbatch),
     Rule(("early_stop", "evaluation"), _early_stop),
+    Rule(("checkpoint", "evaluation"), _best),
     Rule(("observe.recorders",), _recorders),
 )

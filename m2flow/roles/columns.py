@@ -26,6 +26,8 @@ def merge(parts: Sequence[Trajectory]) -> Trajectory:
     if len(lengths) > 1:
         raise ValueError(f"merge: trajectories of different lengths {sorted(lengths)} in one step")
     first = parts[0]
+    if any(part.units.step_of is not None for part in parts):
+        raise ValueError("merge: trajectories with several unit rows per step cannot be joined by lane")
     order = np.argsort(np.concatenate([part.lane for part in parts]), kind="stable")
     offsets = np.cumsum([0, *(len(next(iter(part.obs.values()))) for part in parts[:-1])])
     steps = [part.shape for part in parts]
@@ -49,7 +51,11 @@ def merge(parts: Sequence[Trajectory]) -> Trajectory:
             first.units.axes,
             rows([part.units.logprob for part in parts]),
             {k: rows([part.units.record[k] for part in parts]) for k in first.units.record},
+            mask=None if first.units.mask is None else rows([part.units.mask for part in parts]),
         ),
+        value=None if first.value is None else per_step("value"),
+        bootstrap=None if first.bootstrap is None else per_step("bootstrap"),
+        info={k: joined([part.info[k] for part in parts]) for k in first.info},
         step=first.step,
         **{n: per_step(n) for n in ("reward", "valid", "terminated", "truncated", "version", "episode", "group")},
     )

@@ -185,7 +185,7 @@ class Evaluator:
             results: list[EpisodeResult] = []
             for start in range(0, len(self.rows), self.config.lanes):
                 results += await self._wave(self.rows[start : start + self.config.lanes], tick.step)
-            yield Report(tick.step, payload=results, done=True, kind="evaluate")
+            yield Report(tick.step, payload=results, kind="evaluate")
 
     async def _wave(self, rows: Sequence[int], step: int) -> list[EpisodeResult]:
         """One episode for each of these positions."""

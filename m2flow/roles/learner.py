@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -74,12 +75,17 @@ class Learner:
             if isinstance(item, Trajectory):
                 self.pending.append(item)
             else:
-                batch = item.map(torch.as_tensor)
-                self._parity(batch)
-                self._update(batch)
-                self.seen.append(item.obs)
+                self._update(item.map(partial(torch.as_tensor, device=self._weight.device)))
         self.clock += time.perf_counter() - started
         yield from ()
+
+    def inserted(self, items: Sequence[Trajectory]) -> None:
+        """Trajectories of this step that went into a replay channel: each observation counts once for the statistics."""
+        self.seen += [item.obs for item in items]
+        for item in items:
+            age = self.trainer.version - item.version[item.valid.any(-1)]
+            if age.size:
+                self.tally.add({"train/staleness": Metric(float(age.mean()), "mean", float(age.size))})
 
     def close_step(self, step: int) -> Iterator[Weights | Report]:
         """Train on what was kept, take in statistics, publish."""
@@ -87,15 +93,14 @@ class Learner:
         if self.pending:
             self._train(merge(self.pending), step)
             self.pending = []
-        if self.seen:
-            self.trainer.model.policy.observe(side_by_side(self.seen))
-            self.seen = []
+        self.trainer.model.policy.observe(side_by_side(self.seen))
+        self.seen = []
         self.trainer.version = step + 1
         metrics = self.tally.close()
         metrics["time/learn_s"] = Metric(self.clock + time.perf_counter() - started, "sum")
         self.clock = 0.0
         yield self._weights()
-        yield Report(step, metrics, done=True)
+        yield Report(step, metrics)
 
     def _weights(self) -> Weights:
         return self.trainer.weights("policy.")
@@ -104,7 +109,7 @@ class Learner:
         """Epochs over the rows of one step, shuffled by a key of (seed, step, epoch)."""
         batch, metrics = self.objective.targets(self.trainer.model, trajectory)
         self.tally.add(metrics)
-        self.seen.append(trajectory.obs)
+        self.inserted([trajectory])
         self._parity(batch)
         rows = self.config.minibatch or batch.size
         for epoch in range(self.config.epochs):
@@ -148,11 +153,16 @@ class Learner:
         self.updates += 1
         return objective.after_update(self.tally.latest)
 
+    @property
+    def _weight(self) -> Any:
+        """Any parameter: its dtype and device are those of the training data."""
+        return next(self.trainer.model.parameters())
+
     def _noise(self, rows: int) -> Array:
         """[rows, 2, *noise shape], keyed by (seed, update, row)."""
         kind, shape = self.noise
         drawn = seeds.draw(kind, self.seed, np.arange(rows), np.array([self.updates]), (2, *shape))[0]
-        return torch.from_numpy(drawn).to(next(self.trainer.model.parameters()).dtype)
+        return torch.from_numpy(drawn).to(self._weight)
 
     @torch.no_grad()
     def _parity(self, batch: Batch) -> None:

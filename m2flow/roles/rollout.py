@@ -131,7 +131,12 @@ class _Lanes:
         segment = Segment(length, self.obs, self.acting.chunk)
         for t in range(length):
             action = await self.policy.act(self.obs, noise[t])
-            decoded = self.join.decode(action.action)
+            decoded = self.join.decode(action.action, self.ids)
+            held = (
+                self.join.decode(np.zeros_like(action.action[:, :1]), self.ids)[:, 0]
+                if self.acting.chunk > 1
+                else decoded
+            )
             segment.acted(
                 t,
                 action,
@@ -140,17 +145,17 @@ class _Lanes:
             )
             alive = np.ones(len(self.ids), bool)
             for c in range(self.acting.chunk):
-                # A lane whose episode ended inside the chunk holds still until the next decision; those steps count
-                # nowhere.
-                self.env.send(decoded[:, c] if c == 0 else np.where(_like(alive, decoded[:, c]), decoded[:, c], 0))
+                self.env.send(decoded[:, c] if alive.all() else np.where(_like(alive, held), decoded[:, c], held))
                 if self.overlap:
                     await asyncio.sleep(0)
                 step = self.env.recv()
-                encoded = self.join.encode(step.obs)
-                final = encoded if step.final_obs is step.obs else self.join.encode(step.final_obs)
+                encoded = self.join.encode(step.obs, self.ids)
+                final = encoded if step.final_obs is step.obs else self.join.encode(step.final_obs, self.ids)
                 segment.stepped(t, c, step, encoded, final, alive)
                 self._count(step, alive)
-                alive = alive & ~(step.terminated | step.truncated)
+                # A lane whose episode ended, or that only reset itself, waits for the next decision: the rest of this
+                # chunk was decided on an observation of the old episode. Its actions are held and count nowhere.
+                alive = alive & step.valid & ~(step.terminated | step.truncated)
                 self.obs = encoded
         return segment.trajectory(tick, self.ids, self.acting.axes)
 

@@ -1,7 +1,7 @@
 """The driver: starts workers, admits steps, collects reports, evaluates, checkpoints, stops. First failure wins.
 
     admit step s      when at most `lag` finished steps behind and every service has loaded version >= s - lag
-    step s is done    when every sink stage has reported it done; then metrics are logged
+    step s is done    when every stage that it reaches has ended it; then metrics are logged
     boundary          before an evaluation or checkpoint nothing is admitted until the last admitted step is done
 
 Waits: only for events from workers; each has a limit, and on expiry every worker is asked what it does.
@@ -25,7 +25,7 @@ from m2flow.flow.cluster import Cluster
 from m2flow.flow.graph import Flow
 from m2flow.flow.plan import Plan
 from m2flow.flow.plan import check as check_plan
-from m2flow.protocols import Store, Transport
+from m2flow.protocols import Runtime, Store, Transport
 from m2flow.runtime.failures import RunFailed, Stalled
 from m2flow.runtime.lease import LeaseManager
 from m2flow.runtime.local import LocalRuntime
@@ -80,7 +80,7 @@ class _Progress:
 
     admitted: int
     done: int
-    sinks_left: dict[int, set[tuple[str, int]]] = field(default_factory=dict)
+    left: dict[int, set[tuple[str, int]]] = field(default_factory=dict)  # stages that have not ended a step
     metrics: dict[int, dict[str, list[Metric]]] = field(default_factory=dict)
     versions: dict[tuple[str, int], int] = field(default_factory=dict)
 
@@ -99,6 +99,7 @@ class Driver:
         hooks: Hooks | None = None,
         store: Store | None = None,
         logs: Path = Path("logs"),
+        runtime: Callable[[Program, Path], Runtime] = LocalRuntime,
     ) -> None:
         flow.check()
         check_plan(flow, plan, cluster)
@@ -107,7 +108,7 @@ class Driver:
         self.flow, self.plan, self.config, self.store = flow, plan, config, store
         self.hooks = hooks or Hooks()
         self.program = Program(flow, plan, wire(flow, plan, cluster), parts, wait_limit=config.stall_limit)
-        self.runtime = LocalRuntime(self.program, logs)
+        self.runtime = runtime(self.program, logs)
         self.logs = logs
         self.events: queue.Queue[tuple[str, tuple[Any, ...]]] = queue.Queue()
         self.leases = LeaseManager(config.stall_limit)
@@ -117,6 +118,7 @@ class Driver:
         self.ids = itertools.count()
         self.links: dict[str, Transport] = {}
         self.stopping = False
+        self.saved: int | None = None  # step of the last checkpoint
         self.pids: dict[str, int] = {}
 
     # ---- the run
@@ -142,10 +144,24 @@ class Driver:
             threading.Thread(target=self._read, args=(name, link), name=f"driver<-{name}", daemon=True).start()
         self._until(lambda: len(self.pids) == len(self.links), "workers to get ready")
         if states:
-            for name in self.links:
-                self._ask(name, "restore", states[name])
+            self._restore(states)
         for link in self.links.values():
             link.send(("go", start))
+
+    def _restore(self, states: Mapping[str, Tree]) -> None:
+        """Hand every node its state; the checkpoint must hold one for each that the plan has, and no more."""
+        here = {f"{node}/{spec.rank}" for spec in self.program.wiring.workers for node in spec.nodes}
+        lost = sorted(key for key in states if key.replace(".replay", "") not in here)
+        known = {key.partition("/")[0] for key in states}
+        new = sorted(key for key in here if key.partition("/")[0] in known and key not in states)
+        if lost or new:
+            raise ValueError(
+                f"resume: the checkpoint holds {', '.join(sorted(states))}, and this plan runs {', '.join(sorted(here))}; "
+                "resume with as many replicas of each node as the run had"
+            )
+        for spec in self.program.wiring.workers:
+            own = {f"{node}{part}": f"{node}{part}/{spec.rank}" for node in spec.nodes for part in ("", ".replay")}
+            self._ask(spec.id, "restore", {name: states[key] for name, key in own.items() if key in states})
 
     def _train(self, start: int) -> Outcome:
         reason = self._evaluate(start) if self.config.evaluate_ends and start == 0 else None
@@ -160,8 +176,7 @@ class Driver:
                     reason = reason or self.hooks.on_step(step, progress.metrics.pop(step))
             self._drain()
             reason = reason or self._at_boundary(progress.done)
-        if reason is not None or not self._saves_at(progress.done):
-            self._save(progress.done)
+        self._save(progress.done)
         return Outcome(progress.done, reason)
 
     def _moved(self, done: int, barrier: int) -> bool:
@@ -201,9 +216,8 @@ class Driver:
         """Tick the sources for every step that may start now."""
         while self._admissible(barrier):
             step = self.progress.admitted
-            self.progress.sinks_left[step] = {
-                (node.name, r) for node in self.flow.sinks("step") for r in self._replicas(node.name)
-            }
+            reached = self.flow.downstream(node.name for node in self.flow.sources("step"))
+            self.progress.left[step] = {(name, r) for name in reached for r in self._replicas(name)}
             self.progress.metrics[step] = defaultdict(list)
             self.progress.admitted += 1
             self._tick(Tick(step, max(0, step - self.plan.lag)))
@@ -235,9 +249,14 @@ class Driver:
         return self.hooks.on_evaluation(done, self.evaluations.pop(done))
 
     def _save(self, done: int) -> None:
-        if self.store is not None:
-            states = {name: self._ask(name, "state") for name in self.links}
-            self.store.save(done, states, self.hooks.checkpoint_meta(done))
+        if self.store is None or self.saved == done:
+            return
+        states: dict[str, Tree] = {}
+        for spec in self.program.wiring.workers:
+            own = self._ask(spec.id, "state")
+            states |= {f"{node}/{spec.rank}": state for node, state in own.items()}
+        self.store.save(done, states, self.hooks.checkpoint_meta(done))
+        self.saved = done
 
     # ---- messages
 
@@ -250,7 +269,12 @@ class Driver:
                 return
 
     def _send(self, worker: str, message: tuple[Any, ...]) -> None:
-        self.links[worker].send(message, timeout=self.config.stall_limit)
+        try:
+            self.links[worker].send(message, timeout=self.config.stall_limit)
+        except Closed:
+            self._until(
+                lambda: False, f"{worker} to say why it closed its link"
+            )  # its last word, or its death, is queued
 
     def _ask(self, worker: str, kind: str, *args: Any) -> Any:
         number = next(self.ids)
@@ -275,7 +299,10 @@ class Driver:
         numbers = {}
         for name, link in self.links.items():
             numbers[next(self.ids)] = name
-            link.send(("status", next(reversed(numbers))))
+            try:
+                link.send(("status", next(reversed(numbers))), timeout=1.0)
+            except (Closed, TimeoutError):
+                continue  # named as silent below
         deadline = time.monotonic() + 2.0
         while any(number not in self.answers for number in numbers) and time.monotonic() < deadline:
             try:
@@ -294,19 +321,21 @@ class Driver:
 
     def _on_report(self, _worker: str, stage: str, rank: int, report: Report) -> None:
         if report.kind == "evaluate":
-            if report.payload is not None:
-                self.evaluations[report.step].extend(report.payload)
-            if report.done:
-                self.evaluators_left.discard((stage, rank))
+            self.evaluations[report.step].extend(report.payload or ())
             return
         for name, metric in report.metrics.items():
             self.progress.metrics[report.step][name].append(metric)
-        if report.done:
-            left = self.progress.sinks_left[report.step]
-            left.discard((stage, rank))
-            while self.progress.done < self.progress.admitted and not self.progress.sinks_left[self.progress.done]:
-                del self.progress.sinks_left[self.progress.done]
-                self.progress.done += 1
+
+    def _on_ended(self, _worker: str, stage: str, rank: int, step: int, kind: str) -> None:
+        """A stage has said all it has to say about a step. What it reported before came over the same link."""
+        progress = self.progress
+        if kind == "evaluate":
+            self.evaluators_left.discard((stage, rank))
+            return
+        progress.left[step].discard((stage, rank))
+        while progress.done < progress.admitted and not progress.left[progress.done]:
+            del progress.left[progress.done]
+            progress.done += 1
 
     def _on_spans(self, _worker: str, spans: Spans) -> None:
         self.hooks.on_spans(spans)

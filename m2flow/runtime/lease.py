@@ -45,11 +45,10 @@ class LeaseManager:
         self.holders = {device: held for device, held in self.holders.items() if held[0] != owner}
         self._serve()
 
-    def drop(self, owner_prefix: str) -> None:
+    def drop(self, owner: str) -> None:
         """The owner died: its leases and requests go."""
-        self.waiting = [r for r in self.waiting if not r.owner.startswith(owner_prefix)]
-        self.holders = {d: held for d, held in self.holders.items() if not held[0].startswith(owner_prefix)}
-        self._serve()
+        self.waiting = [r for r in self.waiting if r.owner != owner]
+        self.release(owner)
 
     def overdue(self) -> str | None:
         """Says who has waited longer than the limit, and for whom."""

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from m2flow.comm.transport import Reference, SharedMemory
+from m2flow.comm.transport import Location, choose
 from m2flow.protocols import Transport
 from m2flow.runtime.cluster import core_of
 from m2flow.runtime.wiring import DRIVER, WorkerSpec
@@ -38,10 +38,11 @@ class LocalRuntime:
         specs = {spec.id: spec for spec in self.program.wiring.workers}
         ends: dict[str, dict[str, Transport]] = {name: {} for name in (*specs, DRIVER)}
         pairs = [*self.program.wiring.links, *((DRIVER, name) for name in specs)]
+        places = {name: Location("this host", i) for i, (name, spec) in enumerate(specs.items(), 1) if spec.process}
+        home = Location("this host", 0)  # the driver's process, and that of all threads
         for left, right in pairs:
-            in_threads = all(name == DRIVER or not specs[name].process for name in (left, right))
-            kind = Reference if in_threads else SharedMemory
-            ends[left][right], ends[right][left] = kind.pair()
+            kind = choose(places.get(left, home), places.get(right, home))
+            ends[left][right], ends[right][left] = kind.pair(name=f"{left} - {right}", ends=(left, right))
         for spec in specs.values():
             if spec.process:
                 self._spawn(spec, ends[spec.id])
@@ -94,8 +95,10 @@ class LocalRuntime:
                 process.kill()
                 process.join(10.0)
             process.close()
-        for thread in self.threads.values():
+        for name, thread in self.threads.items():
             thread.join(limit)
+            if thread.is_alive():  # cannot be killed; it ends with this process
+                stubborn.append(name)
         return stubborn
 
 
@@ -104,7 +107,8 @@ def child_main(
 ) -> None:
     """Entry of a spawned worker."""
     die_with_parent(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the driver decides what they mean
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(handle, 1)
     os.dup2(handle, 2)

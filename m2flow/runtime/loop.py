@@ -98,8 +98,11 @@ class Host:
 
     async def _sample(self, sampler: Sampler, held: list[Trajectory], step: int) -> None:
         """Insert a step's trajectories in lane order (arrival order must not matter), then work through the samples."""
-        for trajectory in sorted(held, key=lambda part: int(part.lane[0])):
+        ordered = sorted(held, key=lambda part: int(part.lane[0]))
+        for trajectory in ordered:
             sampler.put(trajectory)
+        if hasattr(self.stage, "inserted"):
+            self.stage.inserted(ordered)
         batches = sampler.ready()
         if batches:
             await self._turn(self.stage.work, batches, step, "work")

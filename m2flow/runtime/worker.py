@@ -13,6 +13,7 @@ about the worker's own health are answered by the reader itself, so that a stuck
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 import os
 import socket
@@ -69,7 +70,8 @@ class LocalHandle:
         function = getattr(self._service, method)
 
         async def call(*args: Any) -> Any:
-            return function(*args)
+            answer = function(*args)
+            return await answer if inspect.isawaitable(answer) else answer
 
         setattr(self, method, call)
         return call
@@ -156,7 +158,11 @@ class Worker:
             rank=rank,
             stage=self.nodes[name],
             device=",".join(self.spec.devices),
-            inbox=Channel(f"{name}/{rank}", capacity=1 << 30),
+            inbox=Channel(
+                f"inbox of {name}/{rank}",
+                producer=" and ".join(sorted(f"{who}/{r}" for who, r in producers(flow, plan, name, rank))) or DRIVER,
+                consumer=f"{name}/{rank}",
+            ),
             producers=producers(flow, plan, name, rank),
             chunk=min((plan.chunks.get(f"{e.src}->{e.dst}", 1) for e in incoming), default=1),
             emit=lambda output, step: self._emit(name, output, step),
@@ -188,6 +194,7 @@ class Worker:
         if host.spans:
             self._tell("spans", host.spans)
             host.spans = []
+        self._tell("ended", name, self.spec.rank, step, kind)
         await asyncio.sleep(0)
 
     def _stream(self, name: str, entry: Entry) -> None:
@@ -234,8 +241,10 @@ class Worker:
 
     def _switch(self, name: str, how: str) -> None:
         """Change of lease: a stage whose place says `offload` leaves the devices at the end of its turn, and comes back."""
-        if self.program.plan.places[name].offload and hasattr(self.nodes[name], how):
-            getattr(self.nodes[name], how)()
+        called = [edge.dst for edge in self.program.flow.calls_of(name) if edge.dst in self.nodes]
+        for node in (name, *called):
+            if self.program.plan.places[node].offload and hasattr(self.nodes[node], how):
+                getattr(self.nodes[node], how)()
 
     # ---- messages
 
@@ -285,8 +294,14 @@ class Worker:
         self._tell("loaded", service, self.spec.rank, weights.version)
 
     def _on_call(self, number: int, caller: str, service: str, method: str, args: tuple[Any, ...]) -> None:
+        task = self.loop.create_task(self._answer(number, caller, service, method, args))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _answer(self, number: int, caller: str, service: str, method: str, args: tuple[Any, ...]) -> None:
         try:
-            answer = (True, getattr(self.nodes[service], method)(*args))
+            given = getattr(self.nodes[service], method)(*args)
+            answer = (True, await given if inspect.isawaitable(given) else given)
         except Exception as error:  # noqa: BLE001 - travels to the caller, whose stage fails with it
             answer = (False, f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
         self._post(caller, ("reply", number, *answer))

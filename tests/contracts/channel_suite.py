@@ -55,7 +55,9 @@ def step(n: int) -> Trajectory:
 
 def replay(capacity: int | None) -> Any:
     """Batches of one row, one for each step put; the put after `capacity` waiting ones waits."""
-    return ReplayConfig(capacity=capacity or 100_000, batch=1, start=0).build(5)
+    channel = ReplayConfig(capacity=capacity or 100_000, batch=1, start=0).build(5)
+    channel.limit = WAIT
+    return channel
 
 
 class Background:

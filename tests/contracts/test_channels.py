@@ -13,8 +13,8 @@ from m2flow.comm.channel import Channel, Closed
 from tests.contracts.channel_suite import WAIT, Background, Case, replay, run, step, until
 
 CASES = [
-    Case("fifo", lambda capacity: Channel("c", capacity=capacity, producer="rollout", consumer="learner")),
-    Case("priority", lambda capacity: Channel("c", capacity=capacity, order="priority")),
+    Case("fifo", lambda size: Channel("c", capacity=size, producer="rollout", consumer="learner", limit=WAIT)),
+    Case("priority", lambda size: Channel("c", capacity=size, order="priority", limit=WAIT)),
     Case(
         "replay",
         replay,
@@ -340,7 +340,7 @@ def test_blocked_putters_enter_in_the_order_they_came(case):
 
 
 def test_priority_gives_the_heaviest_first_and_equals_as_they_came():
-    channel = Channel("c", order="priority")
+    channel = Channel("c", order="priority", limit=WAIT)
     for name, weight in (("a", 1), ("b", 5), ("c", 3), ("d", 5)):
         channel.put(name, weight=weight)
     assert [channel.get(1)[0] for _ in range(4)] == ["b", "d", "c", "a"]
@@ -366,10 +366,10 @@ def test_a_cancelled_get_of_several_items_keeps_their_order():
 
 
 def test_priority_order_survives_state_and_a_cancelled_get():
-    channel = Channel("c", order="priority")
+    channel = Channel("c", order="priority", limit=WAIT)
     for name, weight in (("a", 1), ("b", 5), ("c", 5)):
         channel.put(name, weight=weight)
-    fresh = Channel("c", order="priority")
+    fresh = Channel("c", order="priority", limit=WAIT)
     fresh.restore(channel.state())
     fresh.put("late", weight=5)
 
@@ -386,7 +386,7 @@ def test_priority_order_survives_state_and_a_cancelled_get():
 
 
 def test_many_threads_with_time_outs_and_cancellations_lose_and_double_nothing():
-    channel, count = Channel("c", capacity=3), 600
+    channel, count = Channel("c", capacity=3, limit=WAIT), 600
     got: list[int] = []
     lock, stop = threading.Lock(), threading.Event()
 

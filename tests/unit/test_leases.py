@@ -35,8 +35,8 @@ def test_dead_owner_loses_lease_and_place_in_the_queue() -> None:
     manager.acquire("a/0", ("gpu:0",), lambda: order.append("a"))
     manager.acquire("b/0", ("gpu:0",), lambda: order.append("b"))
     manager.acquire("c/0", ("gpu:0",), lambda: order.append("c"))
-    manager.drop("b/")
-    manager.drop("a/")
+    manager.drop("b/0")
+    manager.drop("a/0")
     assert order == ["a", "c"]
 
 

@@ -11,10 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from m2flow.comm import tree
-from m2flow.comm.replay import ReplayConfig, Ring
+from m2flow.comm.replay import ReplayChannel, ReplayConfig, Ring
 from m2flow.types import Trajectory, Units
 
-WAIT = 20.0  # seconds after which a wait fails
+WAIT = 10.0  # seconds after which a wait fails
+
+
+@pytest.fixture(scope="module", autouse=True)
+def every_wait_has_a_limit():
+    def build(self, seed, name="replay"):
+        return ReplayChannel(self, seed, name=name, limit=WAIT)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ReplayConfig, "build", build)
+        yield
 
 
 def trajectory(

@@ -80,7 +80,7 @@ def trajectory() -> Trajectory:
 ITEMS = {
     "trajectory": trajectory(),
     "weights": Weights(3, {"w": np.eye(2), "b": torch.zeros(2)}, {"w": 123}),
-    "report": Report(1, {"loss": Metric(0.5, "mean", 3.0)}, payload=[EpisodeResult(1, 0, 5, 1.5, True)], done=True),
+    "report": Report(1, {"loss": Metric(0.5, "mean", 3.0)}, payload=[EpisodeResult(1, 0, 5, 1.5, True)]),
     "action": Action(np.zeros((2, 1, 3)), np.zeros((2, 1, 3), np.float32), {"action": np.ones((2, 1, 3))}, 4),
     "message": ("call", 5, "rollout/0", "policy", "act", ({"state": np.zeros((8, 39))}, None)),
     "tick": Tick(3, 2, "evaluate"),
