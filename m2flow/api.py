@@ -66,6 +66,7 @@ class Prepared:
     flow: Flow
     plan: Plan
     spec: Spec
+    parts: Mapping[str, Any] = field(default_factory=dict)  # parts of nodes that the flow brought along
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +92,18 @@ def prepare(recipe: Recipe, cluster: Cluster | None = None) -> Prepared:
     from m2flow import registry
 
     machine = cluster or detect()
-    flow: Flow = registry.resolve("flow", recipe.flow)(recipe)
+    made = registry.resolve("flow", recipe.flow)(recipe)
+    flow, own = made if isinstance(made, tuple) else (made, {})
     flow.check()
+    homeless = [name for name in flow.names if name not in own and name not in build.BUILT_IN]
+    if homeless:
+        raise ValueError(f"flow: {recipe.flow!r} has nodes without a part: {', '.join(homeless)}; return (flow, parts)")
     plan = build.make_plan(recipe, flow, machine)
     check_plan(flow, plan, machine)
     build.check_lanes(recipe, flow, plan)
-    return Prepared(recipe, machine, flow, plan, recipe.env.spec())
+    spec = recipe.env.spec()
+    build.check_cuts(recipe)
+    return Prepared(recipe, machine, flow, plan, spec, own)
 
 
 def check(
@@ -137,7 +144,7 @@ def train(
     check_plan(ready.flow, ready.plan, ready.cluster, build.memory(loaded, ready.flow, ready.spec))
     folder = RunFolder(Path(run_dir) if run_dir is not None else _new_folder(loaded))
     open_folder(loaded, folder, _text_of(recipe, loaded))
-    session = Session(loaded, folder, ready.cluster, ready.flow, ready.plan, ready.spec, quiet)
+    session = Session(loaded, folder, ready.cluster, ready.flow, ready.plan, ready.spec, quiet, parts=ready.parts)
     return _finish(session)
 
 
@@ -159,7 +166,9 @@ def resume(run: str | Path | Run, *, steps: int | None = None, quiet: bool = Fal
     from m2flow.observe.runinfo import write_env
 
     write_env(folder, {"run": loaded.seed})
-    session = Session(loaded, folder, ready.cluster, ready.flow, ready.plan, ready.spec, quiet, resume_from=done)
+    session = Session(
+        loaded, folder, ready.cluster, ready.flow, ready.plan, ready.spec, quiet, resume_from=done, parts=ready.parts
+    )
     return _finish(session)
 
 

@@ -50,6 +50,8 @@ def _flow(name: str, recipe: Recipe, stream: Stream) -> Flow:
 
 # ---- parts
 
+BUILT_IN = ("rollout", "policy", "learner", "evaluator")
+
 
 @dataclass(frozen=True, slots=True)
 class PolicyPart:
@@ -257,7 +259,7 @@ def share(items: Sequence[int], parts_count: int, index: int) -> list[int]:
 
 def make_plan(recipe: Recipe, flow: Flow, cluster: Cluster) -> Plan:
     """The recipe's plan: a named function, a YAML file or an inline mapping."""
-    makers: Mapping[str, Callable[[Flow, Cluster], Plan]] = {
+    makers: Mapping[str, Callable[..., Plan]] = {
         "collocated": collocated,
         "disaggregated": disaggregated,
         "hybrid": hybrid,
@@ -265,7 +267,9 @@ def make_plan(recipe: Recipe, flow: Flow, cluster: Cluster) -> Plan:
     plan = recipe.plan
     if isinstance(plan, str):
         if plan in makers:
-            return makers[plan](flow, cluster)
+            # A trainer on the CPU has no use for a GPU's place; the simulator has use for the cores.
+            cores = cluster.labelled("cpu") if recipe.trainer.device == "cpu" else ()
+            return makers[plan](flow, cluster, devices=cores or None)
         path = Path(plan)
         if not path.exists():
             raise ValueError(f"plan: {plan!r} is neither one of {sorted(makers)} nor a file")
@@ -283,8 +287,24 @@ def check_lanes(recipe: Recipe, flow: Flow, plan: Plan) -> None:
     if replicas * cuts > groups:
         what = "lanes" if recipe.rollout.group == 1 else f"groups of {recipe.rollout.group} lanes"
         raise ValueError(
-            f"plan: {replicas} replica(s) of rollout in {cuts} sub-batch(es) need as many {what} at least, and rollout.lanes "
-            f"{recipe.rollout.lanes} makes {groups}; raise rollout.lanes or cut less"
+            f"plan: {replicas} replica(s) of rollout in {cuts} sub-batch(es) need as many {what} at least, and "
+            f"rollout.lanes {recipe.rollout.lanes} makes {groups}; raise rollout.lanes or cut less"
+        )
+
+
+def check_cuts(recipe: Recipe) -> None:
+    """Raise ValueError where checkpoints would cut every episode of an env that can only be saved by starting fresh
+    ones:
+    no episode would ever end, and late states would never be seen."""
+    limit, every = recipe.env.time_limit(), recipe.checkpoint.every
+    if not getattr(recipe.env, "cuts", False) or limit is None or every <= 0:
+        return
+    between = every * recipe.rollout.length
+    if between < limit:
+        raise ValueError(
+            f"checkpoint.every: saving {type(recipe.env).__name__.removesuffix('Config')} starts fresh episodes, and "
+            f"{every} step(s) of {recipe.rollout.length} are fewer than the {limit} of an episode, so none would end; use "
+            f"at least {-(-limit // recipe.rollout.length)}, or 0 for the final checkpoint only"
         )
 
 

@@ -92,9 +92,9 @@ class Session:
     spec: Spec
     quiet: bool = False
     resume_from: int | None = None  # steps done in the checkpoint to continue from
+    parts: Mapping[str, Any] = field(default_factory=dict)  # parts that the flow brought along
     done: int = 0
     evaluated: tuple[int, dict[str, float]] = (-1, {})  # step and numbers of the last evaluation
-    meta: dict[str, Any] = field(default_factory=dict)
     earlier: float = 0.0
     env_steps: float = 0.0
 
@@ -135,7 +135,7 @@ class Session:
         return Driver(
             self.flow,
             self.plan,
-            build.parts(recipe, self.spec, self.folder.videos),
+            build.parts(recipe, self.spec, self.folder.videos) | dict(self.parts),
             cluster=self.cluster,
             config=DriverConfig(
                 steps=recipe.steps,

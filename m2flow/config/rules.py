@@ -10,7 +10,6 @@ from m2flow import registry
 from m2flow.config.errors import ConfigError, Path, Problem
 from m2flow.config.recipe import PLANS, Recipe
 
-
 EVALUATION_METRICS = ("eval/success", "eval/success_once", "eval/success_at_end", "eval/return", "eval/length")
 
 

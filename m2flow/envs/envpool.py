@@ -18,7 +18,7 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -47,6 +47,8 @@ class EnvPoolConfig:
     width: int = 320  # pixels of a frame
     height: int = 240  # pixels of a frame
     camera: int | None = None  # number of the MuJoCo camera; null: a good one
+
+    cuts: ClassVar[bool] = True  # a checkpoint starts fresh episodes, because a pool cannot be saved
 
     def __post_init__(self) -> None:
         if self.max_episode_steps is not None and self.max_episode_steps < 1:

@@ -80,7 +80,8 @@ class Learner:
         yield from ()
 
     def inserted(self, items: Sequence[Trajectory]) -> None:
-        """Trajectories of this step that went into a replay channel: each observation counts once for the statistics."""
+        """Trajectories of this step that went into a replay channel: each observation counts once for the
+        statistics."""
         self.seen += [item.obs for item in items]
         for item in items:
             age = self.trainer.version - item.version[item.valid.any(-1)]

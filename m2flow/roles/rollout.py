@@ -116,7 +116,7 @@ class _Lanes:
         self.env, self.policy, self.join, self.acting, self.key, self.overlap = env, policy, join, acting, key, overlap
         self.obs: Observation = join.encode(env.reset())
         self.ids = np.asarray(env.lanes, np.int64)
-        self.groups = self.ids // group
+        self.groups, self.grouped = self.ids // group, group > 1
         size = len(self.ids)
         self.episode = np.zeros(size, np.int64)
         self.sums = np.zeros((3, size))  # return, length, success so far
@@ -157,6 +157,11 @@ class _Lanes:
                 # chunk was decided on an observation of the old episode. Its actions are held and count nowhere.
                 alive = alive & step.valid & ~(step.terminated | step.truncated)
                 self.obs = encoded
+        if self.grouped and not (segment.terminated[-1] | segment.truncated[-1]).all():
+            raise ValueError(
+                f"rollout.group: step {tick.step} cuts episodes, and a group baseline compares whole ones; make "
+                "rollout.length a multiple of the episodes' length, and let all episodes have one length"
+            )
         return segment.trajectory(tick, self.ids, self.acting.axes)
 
     def _count(self, step: Step, alive: np.ndarray[Any, Any]) -> None:

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import itertools
 import queue
+import socket
 import threading
 import time
+import traceback
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -139,14 +141,14 @@ class Driver:
             self._stop()
 
     def _start(self, start: int, states: Tree) -> None:
-        self.links = self.runtime.start()
+        self.links = dict(self.runtime.start())
         for name, link in self.links.items():
             threading.Thread(target=self._read, args=(name, link), name=f"driver<-{name}", daemon=True).start()
         self._until(lambda: len(self.pids) == len(self.links), "workers to get ready")
         if states:
             self._restore(states)
         for link in self.links.values():
-            link.send(("go", start))
+            link.send(("go", start), timeout=self.config.stall_limit)
 
     def _restore(self, states: Mapping[str, Tree]) -> None:
         """Hand every node its state; the checkpoint must hold one for each that the plan has, and no more."""
@@ -156,8 +158,8 @@ class Driver:
         new = sorted(key for key in here if key.partition("/")[0] in known and key not in states)
         if lost or new:
             raise ValueError(
-                f"resume: the checkpoint holds {', '.join(sorted(states))}, and this plan runs {', '.join(sorted(here))}; "
-                "resume with as many replicas of each node as the run had"
+                f"resume: the checkpoint holds {', '.join(sorted(states))}, and this plan runs "
+                f"{', '.join(sorted(here))}; resume with as many replicas of each node as the run had"
             )
         for spec in self.program.wiring.workers:
             own = {f"{node}{part}": f"{node}{part}/{spec.rank}" for node in spec.nodes for part in ("", ".replay")}
@@ -267,6 +269,10 @@ class Driver:
             except Closed:
                 self.events.put((name, ("closed",)))
                 return
+            except Exception as error:  # noqa: BLE001 - a message that cannot be read ends the run, as its first failure
+                said = (f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error)))
+                self.events.put((name, ("failed", f"link from {name}", None, socket.gethostname(), *said)))
+                return
 
     def _send(self, worker: str, message: tuple[Any, ...]) -> None:
         try:
@@ -319,7 +325,7 @@ class Driver:
     def _on_loaded(self, _worker: str, service: str, rank: int, version: int) -> None:
         self.progress.versions[service, rank] = version
 
-    def _on_report(self, _worker: str, stage: str, rank: int, report: Report) -> None:
+    def _on_report(self, _worker: str, _stage: str, _rank: int, report: Report) -> None:
         if report.kind == "evaluate":
             self.evaluations[report.step].extend(report.payload or ())
             return
@@ -350,7 +356,7 @@ class Driver:
     def _on_release(self, _worker: str, owner: str) -> None:
         self.leases.release(owner)
 
-    def _on_failed(self, worker: str, stage: str, rank: int, host: str, error: str, text: str) -> None:
+    def _on_failed(self, worker: str, stage: str, rank: int | None, host: str, error: str, text: str) -> None:
         raise RunFailed(stage, rank, host, error, text, self._log_of(worker))
 
     def _on_closed(self, worker: str) -> None:

@@ -47,7 +47,8 @@ class Wiring:
 
 
 def check_runnable(flow: Flow, plan: Plan, cluster: Cluster) -> None:
-    """Raise PlanError for what a sound plan may say and this runtime does not do yet; it would train wrongly in silence."""
+    """Raise PlanError for what a sound plan may say and this runtime does not do yet; it would train wrongly in
+    silence."""
     problems = []
     senders = {edge.src for edge in flow.weights}
     for name, place in plan.places.items():

@@ -240,7 +240,8 @@ class Worker:
         self._tell("release", f"{name}/{self.spec.rank}")
 
     def _switch(self, name: str, how: str) -> None:
-        """Change of lease: a stage whose place says `offload` leaves the devices at the end of its turn, and comes back."""
+        """Change of lease: a stage whose place says `offload` leaves the devices at the end of its turn, and comes
+        back."""
         called = [edge.dst for edge in self.program.flow.calls_of(name) if edge.dst in self.nodes]
         for node in (name, *called):
             if self.program.plan.places[node].offload and hasattr(self.nodes[node], how):
@@ -254,6 +255,9 @@ class Worker:
                 message = link.recv()
             except Closed:
                 self._call_soon(self._gone, peer)
+                return
+            except Exception as error:  # noqa: BLE001 - a message that cannot be read is this worker's failure
+                self._fail(f"link from {peer}", error)
                 return
             if message[0] == "status":
                 self._tell("answer", message[1], self.status())

@@ -132,7 +132,8 @@ def _gone(pids: list[int]) -> bool:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a18_position_after_resume(tmp_path: Path, workers: int) -> None:
-    """12 steps at once, and 7 + 5: the same episodes, rows and minibatch orders; a save after step 9 holds position 9."""
+    """12 steps at once, and 7 + 5: the same episodes, rows and minibatch orders; a save after step 9 holds position
+    9."""
     settings: dict[str, Any] = {
         "env": {"name": "gymnasium", "id": "Pendulum-v1", "max_episode_steps": 12, "workers": workers},
         "rollout": {"lanes": 2, "length": 8},

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import re
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -21,6 +20,7 @@ from torch import Tensor
 from m2flow.backends.torch.group import Group, same_arrays
 from m2flow.backends.torch.model import Model
 from m2flow.backends.torch.optim import SGD, Adam, Optimizer
+from m2flow.comm.weights import checksum
 from m2flow.protocols import Objective
 from m2flow.types import Array, Batch, Phase, Term, Tree, Weights
 
@@ -224,12 +224,16 @@ class TorchTrainer:
         Checksums (CRC-32 of the bytes, by name) are made for the first publication, and where they are asked for.
         """
         self._check()
-        arrays = {name: x.detach().clone() for name, x in self.model.state_dict().items() if name.startswith(prefix)}
+        arrays = {
+            name: x.detach().to("cpu", copy=True)
+            for name, x in self.model.state_dict().items()
+            if name.startswith(prefix)
+        }
         if not arrays:
             raise ValueError(f"weights: no name starts with {prefix!r}")
         wanted = checksums or not self._published
         self._published = True
-        return Weights(self.version, arrays, {n: checksum(x) for n, x in arrays.items()} if wanted else {})
+        return Weights(self.version, arrays, {n: checksum(n, x) for n, x in arrays.items()} if wanted else {})
 
     def state(self) -> Tree:
         """Weights, buffers, slow copies, moments and counters, by name; copies."""
@@ -288,12 +292,6 @@ class TorchTrainer:
         self.model.to(device)
         for group in self.groups.values():
             group.gather(device)
-
-
-def checksum(array: Tensor) -> int:
-    """CRC-32 of the bytes of an array in row-major order."""
-    flat = array.detach().cpu().contiguous().reshape(-1)
-    return zlib.crc32(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
 
 
 def _number(total: Any) -> Any:
