@@ -303,8 +303,8 @@ def check_cuts(recipe: Recipe) -> None:
     if between < limit:
         raise ValueError(
             f"checkpoint.every: saving {type(recipe.env).__name__.removesuffix('Config')} starts fresh episodes, and "
-            f"{every} step(s) of {recipe.rollout.length} are fewer than the {limit} of an episode, so none would end; use "
-            f"at least {-(-limit // recipe.rollout.length)}, or 0 for the final checkpoint only"
+            f"{every} step(s) of {recipe.rollout.length} are fewer than the {limit} of an episode, so none would "
+            f"end; use at least {-(-limit // recipe.rollout.length)}, or 0 for the final checkpoint only"
         )
 
 

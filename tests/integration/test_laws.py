@@ -152,4 +152,5 @@ def test_a18_position_after_resume(tmp_path: Path, workers: int) -> None:
 
 def rollout_state(run: Run, step: int) -> dict[str, Any]:
     _, state, _ = run.recipe.checkpoint.build(run.folder.checkpoints).load(step)
-    return next(nodes["rollout"] for nodes in state.values() if "rollout" in nodes)
+    rollout: dict[str, Any] = state["rollout/0"]
+    return rollout
