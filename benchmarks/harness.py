@@ -54,10 +54,14 @@ class Ratio:
     bar: float | None = None
     most: bool = False  # the bar is what it may be at most, else at least
     kind: Literal["times", "share", "excess", "difference"] = "times"
+    quickest: bool = False  # compare the quickest iteration of each, which other programs disturb least
 
     def of(self, values: Mapping[str, Value]) -> float:
         """The comparison in one round."""
-        a, b = values[self.a]["value"], values[self.b]["value"]
+        if self.quickest:
+            a, b = (1.0 / min(values[name]["iteration_cpu_s"]) for name in (self.a, self.b))
+        else:
+            a, b = values[self.a]["value"], values[self.b]["value"]
         if self.kind == "difference":
             return float(a - b)
         return float(a / b - 1.0 if self.kind == "excess" else a / b)

@@ -122,8 +122,14 @@ class Gaussian(nn.Module):
     def draw_rows(self, out: Host, noise: Host | None, own: Sequence[Host]) -> Action:
         """The same in numpy."""
         mean, log_std = self.parameters_of_rows(out, own)
-        action = mean if noise is None else mean + np.exp(log_std) * noise
-        return Action(action, normal_logprob_rows(action, mean, log_std), {"action": action})
+        if noise is None:
+            return Action(mean, normal_logprob_rows(mean, mean, log_std), {"action": mean})
+        action = np.exp(log_std) * noise
+        action += mean
+        logprob = noise * noise  # the noise is (action - mean) / std
+        logprob *= -0.5
+        logprob -= log_std + HALF_LOG_2PI
+        return Action(action, logprob, {"action": action})
 
     def score(self, out: Tensor, record: Mapping[str, Array]) -> Score:
         """Log-prob and entropy [B, C, *shape]."""

@@ -131,56 +131,75 @@ class _Lanes:
         segment = Segment(length, self.obs, self.acting.chunk)
         for t in range(length):
             action = await self.policy.act(self.obs, noise[t])
+            segment.acted(t, action)
             decoded = self.join.decode(action.action, self.ids)
-            held = (
-                self.join.decode(np.zeros_like(action.action[:, :1]), self.ids)[:, 0]
-                if self.acting.chunk > 1
-                else decoded
-            )
-            segment.acted(
-                t,
-                action,
-                self.ids * EPISODES_PER_LANE + self.episode,
-                self.groups * EPISODES_PER_LANE + self.episode,
-            )
-            alive = np.ones(len(self.ids), bool)
-            for c in range(self.acting.chunk):
-                self.env.send(decoded[:, c] if alive.all() else np.where(_like(alive, held), decoded[:, c], held))
-                if self.overlap:
-                    await asyncio.sleep(0)
-                step = self.env.recv()
-                encoded = self.join.encode(step.obs, self.ids)
-                final = encoded if step.final_obs is step.obs else self.join.encode(step.final_obs, self.ids)
-                segment.stepped(t, c, step, encoded, final, alive)
-                self._count(step, alive)
-                # A lane whose episode ended, or that only reset itself, waits for the next decision: the rest of this
-                # chunk was decided on an observation of the old episode. Its actions are held and count nowhere.
-                alive = alive & step.valid & ~(step.terminated | step.truncated)
-                self.obs = encoded
-        if self.grouped and not (segment.terminated[-1] | segment.truncated[-1]).all():
+            if self.acting.chunk == 1:
+                await self._step(segment, t, 0, decoded[:, 0], None)
+            else:
+                await self._chunk(segment, t, decoded)
+        ended = segment.finish()
+        if self.grouped and not ended[-1].all():
             raise ValueError(
                 f"rollout.group: step {tick.step} cuts episodes, and a group baseline compares whole ones; make "
                 "rollout.length a multiple of the episodes' length, and let all episodes have one length"
             )
-        return segment.trajectory(tick, self.ids, self.acting.axes)
+        number = self.episode + np.cumsum(ended, axis=0) - ended
+        self._count(segment, ended)
+        return segment.trajectory(
+            tick,
+            self.ids,
+            self.acting.axes,
+            self.ids * EPISODES_PER_LANE + number,
+            self.groups * EPISODES_PER_LANE + number,
+        )
 
-    def _count(self, step: Step, alive: np.ndarray[Any, Any]) -> None:
-        """Add this step to the running episodes and take out those that ended."""
-        counted = step.valid & alive
-        self.sums[0] += np.where(counted, step.reward, 0.0)
-        self.sums[1] += counted
+    async def _chunk(self, segment: Segment, t: int, decoded: np.ndarray[Any, Any]) -> None:
+        """The actions of one decision, one after the other.
+
+        A lane whose episode ended, or that only reset itself, waits for the next decision: the rest of this chunk was
+        decided on an observation of the old episode. Its actions are held and count nowhere.
+        """
+        held = self.join.decode(np.zeros_like(decoded[:, :1]), self.ids)[:, 0]
+        alive = np.ones(len(self.ids), bool)
+        for c in range(self.acting.chunk):
+            action = decoded[:, c] if alive.all() else np.where(_like(alive, held), decoded[:, c], held)
+            step = await self._step(segment, t, c, action, alive)
+            alive = alive & step.valid & ~(step.terminated | step.truncated)
+
+    async def _step(
+        self, segment: Segment, t: int, c: int, action: np.ndarray[Any, Any], alive: np.ndarray[Any, Any] | None
+    ) -> Step:
+        self.env.send(action)
+        if self.overlap:
+            await asyncio.sleep(0)
+        step = self.env.recv()
+        self.obs = self.join.encode(step.obs, self.ids)
+        final = self.obs if step.final_obs is step.obs else self.join.encode(step.final_obs, self.ids)
+        segment.stepped(t, c, step, self.obs, final, alive)
+        return step
+
+    def _count(self, segment: Segment, ended: np.ndarray[Any, Any]) -> None:
+        """Add a segment to the running episodes and take out those that ended in it."""
+        counted = segment.valid.sum(-1)
+        success = np.zeros(ended.shape) if segment.success is None else segment.success.any(-1)
+        self.knows_success |= segment.success is not None
+        rows = np.stack([segment.reward.sum(-1, dtype=np.float64), counted, success])  # [3, T, B]
         self.steps += int(counted.sum())
-        success = step.info.get("success")
-        if success is not None:
-            self.knows_success = True
-            np.maximum(self.sums[2], np.where(counted, success, 0.0), out=self.sums[2])
-        done = (step.terminated | step.truncated) & counted
-        if done.any():
-            for lane in np.nonzero(done)[0]:
+        for lane in range(len(self.ids)):
+            start = 0
+            for stop in (np.nonzero(ended[:, lane])[0] + 1).tolist():
+                self._add(rows[:, start:stop, lane], lane)
                 ret, size, won = self.sums[:, lane]
                 self.ended.append((ret, size, won if self.knows_success else np.nan))
-            self.sums[:, done] = 0.0
-            self.episode[done] += 1
+                self.sums[:, lane] = 0.0
+                self.episode[lane] += 1
+                start = stop
+            self._add(rows[:, start:, lane], lane)
+
+    def _add(self, rows: np.ndarray[Any, Any], lane: int) -> None:
+        """Return and length add up; success at any time is success."""
+        self.sums[:2, lane] += rows[:2].sum(-1)
+        self.sums[2, lane] = max(self.sums[2, lane], rows[2].max(initial=0.0))
 
     def take_ended(self) -> list[tuple[float, float, float]]:
         """(return, length, success or NaN) of episodes that ended since the last call."""

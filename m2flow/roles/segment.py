@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from m2flow.types import Action, Observation, Step, Tick, Trajectory, Units
+from m2flow.types import Action, Array, Observation, Step, Tick, Trajectory, Units
 
 
 class Segment:
@@ -22,17 +22,15 @@ class Segment:
         self.next_at = np.arange(lanes, self.rows).reshape(length, lanes)
         # (t, lanes, rows) of true final observations
         self.finals: list[tuple[int, np.ndarray[Any, Any], Observation]] = []
-        self.reward = np.zeros((length, lanes, chunk), np.float32)
-        self.valid = np.zeros((length, lanes, chunk), bool)
-        self.terminated = np.zeros((length, lanes), bool)
-        self.truncated = np.zeros((length, lanes), bool)
-        self.episode = np.empty((length, lanes), np.int64)
-        self.group = np.empty((length, lanes), np.int64)
+        shape = (length, lanes, chunk)
+        self.reward = np.empty(shape, np.float32)
+        self.valid, self.terminated, self.truncated = (np.empty(shape, bool) for _ in range(3))
+        self.success: np.ndarray[Any, Any] | None = None  # [T, B, C], where the environment knows it
         self.version = np.empty((length, lanes), np.int64)
         self.logprob: np.ndarray[Any, Any] | None = None
         self.record: dict[str, np.ndarray[Any, Any]] = {}
 
-    def acted(self, t: int, action: Action, episode: np.ndarray[Any, Any], group: np.ndarray[Any, Any]) -> None:
+    def acted(self, t: int, action: Action) -> None:
         """Write the decision of step t."""
         if self.logprob is None:
             self.logprob = np.empty((self.length, *action.logprob.shape), action.logprob.dtype)
@@ -40,31 +38,45 @@ class Segment:
         self.logprob[t] = action.logprob
         for name, array in action.record.items():
             self.record[name][t] = array
-        self.episode[t], self.group[t] = episode, group
         self.version[t] = action.version
 
     def stepped(
-        self, t: int, c: int, step: Step, obs: Observation, final: Observation, alive: np.ndarray[Any, Any]
+        self, t: int, c: int, step: Step, obs: Observation, final: Observation, alive: np.ndarray[Any, Any] | None
     ) -> None:
-        """Write the answer to action c of step t. Only lanes still `alive` in this chunk count."""
-        valid = step.valid & alive
+        """Write the answer to action c of step t. `alive`: lanes that still count in this chunk (None: all)."""
+        valid: Array = step.valid if alive is None else step.valid & alive
         self.valid[t, :, c] = valid
-        self.reward[t, :, c] = step.reward if valid.all() else np.where(valid, step.reward, 0.0)
-        terminated, truncated = step.terminated & valid, step.truncated & valid
-        done = terminated | truncated
-        if done.any():
-            self.terminated[t] |= terminated
-            self.truncated[t] |= truncated
-            if final is not obs or c < self.chunk - 1:
-                lanes = np.nonzero(done)[0]
+        self.reward[t, :, c] = step.reward
+        self.terminated[t, :, c] = step.terminated
+        self.truncated[t, :, c] = step.truncated
+        success = step.info.get("success")
+        if success is not None:
+            if self.success is None:
+                self.success = np.zeros(self.valid.shape, bool)
+            self.success[t, :, c] = success
+        if final is not obs or c < self.chunk - 1:
+            lanes = np.nonzero((step.terminated | step.truncated) & valid)[0]
+            if len(lanes):
                 self.finals.append((t, lanes, {k: v[lanes].copy() for k, v in final.items()}))
         if c == self.chunk - 1:
             row = (t + 1) * self.lanes
             for name, array in obs.items():
                 self.obs[name][row : row + self.lanes] = array
 
-    def trajectory(self, tick: Tick, lane: np.ndarray[Any, Any], axes: tuple[str, ...]) -> Trajectory:
-        """The finished columns."""
+    def finish(self) -> np.ndarray[Any, Any]:
+        """Blank what does not count; whether an episode ended at each step, bool [T, B]."""
+        self.reward *= self.valid
+        self.terminated &= self.valid
+        self.truncated &= self.valid
+        if self.success is not None:
+            self.success &= self.valid
+        ended: np.ndarray[Any, Any] = (self.terminated | self.truncated).any(-1)
+        return ended
+
+    def trajectory(
+        self, tick: Tick, lane: np.ndarray[Any, Any], axes: tuple[str, ...], episode: Array, group: Array
+    ) -> Trajectory:
+        """The finished columns. `episode` and `group` are int64 [T, B]."""
         assert self.logprob is not None
         obs: Observation = self.obs
         if self.finals:
@@ -81,11 +93,11 @@ class Segment:
             next_at=self.next_at,
             reward=self.reward,
             valid=self.valid,
-            terminated=self.terminated,
-            truncated=self.truncated,
+            terminated=self.terminated.any(-1),
+            truncated=self.truncated.any(-1),
             version=self.version,
-            episode=self.episode,
-            group=self.group,
+            episode=episode,
+            group=group,
             lane=lane,
             units=Units(axes, self.logprob.reshape(steps, *self.logprob.shape[2:]), flat),
             step=tick.step,
