@@ -25,7 +25,7 @@ class Segment:
         shape = (length, lanes, chunk)
         self.reward = np.empty(shape, np.float32)
         self.valid, self.terminated, self.truncated = (np.empty(shape, bool) for _ in range(3))
-        self.success: np.ndarray[Any, Any] | None = None  # [T, B, C], where the environment knows it
+        self.success: Array | None = None  # [T, B, C], where the environment knows it
         self.version = np.empty((length, lanes), np.int64)
         self.logprob: np.ndarray[Any, Any] | None = None
         self.record: dict[str, np.ndarray[Any, Any]] = {}
@@ -51,9 +51,8 @@ class Segment:
         self.truncated[t, :, c] = step.truncated
         success = step.info.get("success")
         if success is not None:
-            if self.success is None:
-                self.success = np.zeros(self.valid.shape, bool)
-            self.success[t, :, c] = success
+            table = self.success = np.zeros(self.valid.shape, bool) if self.success is None else self.success
+            table[t, :, c] = success
         if final is not obs or c < self.chunk - 1:
             lanes = np.nonzero((step.terminated | step.truncated) & valid)[0]
             if len(lanes):
@@ -65,12 +64,12 @@ class Segment:
 
     def finish(self) -> np.ndarray[Any, Any]:
         """Blank what does not count; whether an episode ended at each step, bool [T, B]."""
-        self.reward *= self.valid
+        self.reward[~self.valid] = 0.0
         self.terminated &= self.valid
         self.truncated &= self.valid
         if self.success is not None:
             self.success &= self.valid
-        ended: np.ndarray[Any, Any] = (self.terminated | self.truncated).any(-1)
+        ended: np.ndarray[Any, Any] = np.asarray((self.terminated | self.truncated).any(-1))
         return ended
 
     def trajectory(

@@ -159,7 +159,10 @@ def test_interrupt_ends_with_130_and_a_run_that_can_be_resumed(tmp_path: Path, n
 
     recipe.write_text(to_yaml(small.recipe(steps=100000, checkpoint={"every": 1, "keep": 1})))
     command = [sys.executable, "-m", "m2flow.cli", "train", str(recipe), "--run-dir", str(tmp_path / "run")]
-    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    # A background job of a shell starts with SIGINT ignored, and so would its children.
+    child = subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
+    )
     checkpoints = tmp_path / "run" / "checkpoints"
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not list(checkpoints.glob("step_*")):
