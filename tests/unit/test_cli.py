@@ -358,6 +358,7 @@ def test_an_interrupted_run_ends_with_130_and_says_how_to_go_on(tmp_path: Path) 
     run = subprocess.Popen(
         [sys.executable, "-c", code, "train", "r.yaml", "--quiet", "--run-dir", "run"],
         cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
     )  # fmt: skip
     limit = time.monotonic() + 120
     while not (tmp_path / "run" / "metrics.jsonl").exists() or not (tmp_path / "run" / "metrics.jsonl").read_text():
