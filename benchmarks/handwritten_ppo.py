@@ -101,8 +101,8 @@ def train(
             x = np.tanh(obs[t * lanes : (t + 1) * lanes] @ n1.T + m1)
             x = np.tanh(x @ n2.T + m2)
             mean = x @ n3.T + m3
-            a = mean + np.exp(n_std) * noise[t]
-            z = (a - mean) * np.exp(-n_std)
+            z = noise[t]
+            a = np.exp(n_std) * z + mean
             action[t], logprob[t] = a, z * z * -0.5 - (n_std + HALF_LOG_2PI)
             env.send(np.minimum(np.maximum(a, low), high))
             out = env.recv()
