@@ -54,14 +54,18 @@ class Ratio:
     bar: float | None = None
     most: bool = False  # the bar is what it may be at most, else at least
     kind: Literal["times", "share", "excess", "difference"] = "times"
-    quickest: bool = False  # compare the quickest iteration of each, which other programs disturb least
+    # what is compared: the values, the quickest iteration of each (which others disturb least), or CPU seconds
+    by: Literal["value", "quickest", "cpu"] = "value"
 
     def of(self, values: Mapping[str, Value]) -> float:
         """The comparison in one round."""
-        if self.quickest:
-            a, b = (1.0 / min(values[name]["iteration_cpu_s"]) for name in (self.a, self.b))
+        sides = (values[self.a], values[self.b])
+        if self.by == "quickest":
+            a, b = (1.0 / min(side["iteration_cpu_s"]) for side in sides)
+        elif self.by == "cpu":
+            a, b = (side.get("cpu_s", 0.0) for side in sides)  # "nothing" takes none
         else:
-            a, b = values[self.a]["value"], values[self.b]["value"]
+            a, b = (side["value"] for side in sides)
         if self.kind == "difference":
             return float(a - b)
         return float(a / b - 1.0 if self.kind == "excess" else a / b)

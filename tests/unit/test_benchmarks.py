@@ -99,8 +99,9 @@ def test_a_ratio_is_the_median_of_the_rounds_ratios(tmp_path) -> None:
 
 
 def test_the_quickest_iterations_are_compared_by_their_cpu_seconds() -> None:
-    values = {"a": {"iteration_cpu_s": [0.5, 0.2]}, "b": {"iteration_cpu_s": [0.3, 0.9]}}
-    assert harness.Ratio("more", "a", "b", kind="excess", quickest=True).of(values) == pytest.approx(0.5)
+    values = {"a": {"iteration_cpu_s": [0.5, 0.2], "cpu_s": 0.7}, "b": {"iteration_cpu_s": [0.3, 0.9], "cpu_s": 1.2}}
+    assert harness.Ratio("less", "b", "a", kind="difference", by="cpu").of(values) == pytest.approx(0.5)
+    assert harness.Ratio("more", "a", "b", kind="excess", by="quickest").of(values) == pytest.approx(0.5)
 
 
 def test_an_interrupted_measurement_goes_on_and_every_other_round_runs_backwards(tmp_path) -> None:
