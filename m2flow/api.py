@@ -7,6 +7,7 @@ run.metrics()[-1]
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -151,6 +152,7 @@ def train(
 def resume(run: str | Path | Run, *, steps: int | None = None, quiet: bool = False) -> Run:
     """Continue a run from its latest complete checkpoint, exactly. `steps` sets a new total."""
     folder = _folder_of(run)
+    _refuse_if_alive(folder)
     loaded = load(read_json(folder.config))
     if steps is not None:
         loaded = replace(loaded, steps=steps)
@@ -207,6 +209,21 @@ def report(*runs: str | Path, out: str | Path) -> Path:
     from m2flow.observe.report import write_report
 
     return write_report([Path(run) for run in runs], Path(out))
+
+
+def _refuse_if_alive(folder: RunFolder) -> None:
+    """Two processes must not write one run folder: each would delete what the other is saving."""
+    from m2flow.observe.rundata import boot_id
+
+    status = read_json(folder.status) or {}
+    pid = status.get("pid")
+    if status.get("state") != "running" or status.get("boot") != boot_id() or pid in (None, os.getpid()):
+        return
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, PermissionError):
+        return
+    raise ValueError(f"resume: {folder.path} is still running as process {pid}; stop it first, or wait for its end")
 
 
 def _finish(session: Session) -> Run:

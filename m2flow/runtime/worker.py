@@ -117,7 +117,7 @@ class Worker:
         try:
             self._build()
             self._tell("ready", self.spec.id, os.getpid())
-        except Exception as error:  # noqa: BLE001 - reported to the driver as this worker's failure
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - reported to the driver as this worker's failure
             self._fail(self.spec.nodes[0], error)
         for reader in readers:
             reader.start()
@@ -355,7 +355,7 @@ class Worker:
             await host.run()
         except Closed:
             return
-        except Exception as error:  # noqa: BLE001 - reported to the driver as this stage's failure
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - reported to the driver as this stage's failure
             self._fail(host.name, error)
 
     # ---- health

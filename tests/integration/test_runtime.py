@@ -58,6 +58,13 @@ def test_lag_one_lets_the_source_run_ahead(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["shared", "processes"])
+def test_a_stage_that_exits_fails_the_run_at_once(tmp_path: Path, kind: str) -> None:
+    driver, _ = run(tmp_path, kind, fail_at=1, how="system exit")
+    with pytest.raises(RunFailed, match="SystemExit"):
+        driver.run()
+
+
+@pytest.mark.parametrize("kind", ["shared", "processes"])
 def test_first_failure_names_stage_rank_exception_and_log(tmp_path: Path, kind: str) -> None:
     driver, _ = run(tmp_path, kind, fail_at=2)
     with pytest.raises(RunFailed) as failure:

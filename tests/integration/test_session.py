@@ -167,6 +167,8 @@ def test_interrupt_ends_with_130_and_a_run_that_can_be_resumed(tmp_path: Path, n
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not list(checkpoints.glob("step_*")):
         time.sleep(0.05)
+    with pytest.raises(ValueError, match="is still running as process"):
+        m2flow.resume(tmp_path / "run", quiet=True)
     child.send_signal(number)
     _, said = child.communicate(timeout=60)
     assert child.returncode == 130, said

@@ -63,6 +63,8 @@ class Source:
 def _misbehave(how: str) -> None:
     if how == "raise":
         raise ArithmeticError("the source went wrong")
+    if how == "system exit":
+        raise SystemExit(3)
     if how == "exit":
         os.kill(os.getpid(), 9)
     if how == "hang":
