@@ -46,6 +46,12 @@ class Run:
         """The resolved recipe."""
         return load(read_json(self.folder.config))
 
+    @property
+    def alarmed(self) -> bool:
+        """Whether an alarm ended the run: what it has learnt is not to be trusted."""
+        status = read_json(self.folder.status) or {}
+        return status.get("state") == "stopped" and str(status.get("reason")).startswith("alarm ")
+
     def metrics(self) -> list[dict[str, Any]]:
         """Metric rows, in order."""
         return list(rows(self.folder.metrics))

@@ -134,6 +134,8 @@ def train(
     if len(runs) > 1:
         page = api.report(*runs, out=runs[0].parent / f"{runs[0].name}-and-{len(runs) - 1}-more.html")
         typer.echo(f"report of all seeds: {page}")
+    if any(api.Run(path).alarmed for path in runs):
+        raise typer.Exit(1)
 
 
 @command
@@ -202,7 +204,10 @@ def resume(
     """Continue a run exactly where it was saved."""
     from m2flow import api
 
-    typer.echo(api.show(api.resume(run, steps=steps, quiet=quiet).path))
+    done = api.resume(run, steps=steps, quiet=quiet)
+    typer.echo(api.show(done.path))
+    if done.alarmed:
+        raise typer.Exit(1)
 
 
 @command

@@ -142,6 +142,7 @@ def test_a_policy_that_scores_wrongly_is_stopped_at_the_first_step(tmp_path: Pat
     assert said["state"] == "stopped"
     assert said["step"] == 1
     assert "logprob_gap" in said["reason"]
+    assert run.alarmed
 
 
 def test_an_environment_that_fails_fails_the_run_with_its_own_words(tmp_path: Path) -> None:
