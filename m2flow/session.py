@@ -1,8 +1,7 @@
 """One run of one recipe: the run folder, the driver and everything that listens to it.
 
 The driver knows steps and workers; this knows what they mean to the user: metrics, alarms, evaluations, best
-checkpoint,
-early stop, progress, trace, report, and a status file that always says how the run stands.
+checkpoint, early stop, progress, trace, report, and a status file that always says how the run stands.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from m2flow import build, registry
 from m2flow.config import EarlyStopConfig, Recipe, dump
@@ -29,8 +28,10 @@ from m2flow.observe.progress import Progress
 from m2flow.observe.rundata import show_interval, show_number
 from m2flow.observe.timeline import export_chrome
 from m2flow.observe.trace import Tracer
-from m2flow.runtime.driver import Driver, DriverConfig, Hooks, Outcome, Spans
+from m2flow.runtime.driver import Driver, DriverConfig, Hooks, Outcome, Spans, Stop
 from m2flow.types import Metric, Spec
+
+STATUS_EVERY = 1.0  # seconds between two updates of the status file while steps finish
 
 
 @dataclass(slots=True)
@@ -59,6 +60,29 @@ class EarlyStop:
         if config.patience is not None and self.waited >= config.patience:
             return f"{config.metric} stayed at {self.best:.4g} for {self.waited} evaluations (early_stop.patience)"
         return None
+
+
+@runtime_checkable
+class Levelled(Protocol):
+    """An objective that counts by a unit of its choice; one without a `level` counts by whole decisions."""
+
+    level: str  # token | action | chunk
+
+
+@runtime_checkable
+class Chunked(Protocol):
+    """A policy's config that says how many actions a decision has; one without decides on one at a time."""
+
+    chunk: int
+
+
+def entries_per_unit(recipe: Recipe, spec: Spec) -> int:
+    """Action numbers in what the objective takes a mean over: one entry, one action or one decision."""
+    level = recipe.objective.level if isinstance(recipe.objective, Levelled) else "chunk"
+    if level == "token":
+        return 1
+    decision = recipe.policy.chunk if isinstance(recipe.policy, Chunked) else 1
+    return spec.action.size * (1 if level == "action" else decision)
 
 
 @contextmanager
@@ -95,7 +119,7 @@ class Session:
     parts: Mapping[str, Any] = field(default_factory=dict)  # parts that the flow brought along
     done: int = 0
     evaluated: tuple[int, dict[str, float]] = (-1, {})  # step and numbers of the last evaluation
-    earlier: float = 0.0
+    earlier: float = 0.0  # seconds at work before this session
     env_steps: float = 0.0
 
     def execute(self) -> Outcome:
@@ -106,9 +130,8 @@ class Session:
         recorder = recipe.observe.build(self.folder.path, dump(recipe), resumed, partial(registry.resolve, "recorder"))
         self.recorder, self.store = recorder, recipe.checkpoint.build(self.folder.checkpoints)
         self.tracer = Tracer(self.folder.trace if recipe.observe.trace else None, resume_step=resumed)
-        self.alarms = recipe.alarms.build(
-            self.folder.alarms, lag=self.plan.lag, categories=self.spec.action.categories, resume_step=resumed
-        )
+        floor = alarm_rules.automatic_floor(entries_per_unit(recipe, self.spec), self.spec.action.categories)
+        self.alarms = recipe.alarms.build(self.folder.alarms, lag=self.plan.lag, floor=floor, resume_step=resumed)
         self.stopper = EarlyStop(recipe.early_stop) if recipe.early_stop is not None else None
         if self.resume_from is not None:
             self._recall()
@@ -120,14 +143,18 @@ class Session:
             with terminable(), self.progress if shown else nullcontext():
                 outcome = self._driver().run(resume=self.resume_from is not None)
         except KeyboardInterrupt as interrupt:
-            self._status("stopped", reason=str(interrupt) or "interrupted")
-            raise
+            said = f"{str(interrupt) or 'interrupted'}; {self._way_on()}"
+            self._status("stopped", reason=said)
+            raise KeyboardInterrupt(said) from None
         except BaseException as error:
             self._status("failed", error=str(error))
             raise
         finally:
             self._close()
-        self._status("finished" if outcome.stopped_by is None else "stopped", reason=outcome.stopped_by)
+        if outcome.stop is None:
+            self._status("finished")
+        else:
+            self._status("stopped", reason=outcome.stop.reason)
         return outcome
 
     def _driver(self) -> Driver:
@@ -151,12 +178,12 @@ class Session:
 
     # ---- what the driver tells
 
-    def _on_step(self, step: int, parts: dict[str, list[Metric]]) -> str | None:
+    def _on_step(self, step: int, parts: dict[str, list[Metric]]) -> Stop | None:
         """Reduce, record, check. Evaluations are logged under the step they follow."""
         now = time.monotonic()
         row = reduce_lists(parts)
         row["time/step_s"] = now - self.stepped
-        row["time/total_s"] = self.earlier + now - self.began
+        row["time/total_s"] = self._worked()
         steps = row.get("rollout/env_steps", 0.0)
         self.env_steps += steps
         row["progress/env_steps"] = self.env_steps
@@ -171,12 +198,14 @@ class Session:
         self.progress.update(self.done, row)
         self._tell_alarms(fired)
         self.tracer.flush()
-        return stop_reason(fired)
+        if now - self.stated >= STATUS_EVERY:
+            self._status("running")
+        return stop_for(fired)
 
     def _on_spans(self, spans: Spans) -> None:
         self.tracer.extend(spans)
 
-    def _on_evaluation(self, step: int, payloads: list[Any]) -> str | None:
+    def _on_evaluation(self, step: int, payloads: list[Any]) -> Stop | None:
         """Store the evaluation with its protocol, log its numbers, judge them."""
         stored = build.stored(step, self.recipe.evaluation.protocol(self.recipe.env), payloads)
         stored.write(self.folder)
@@ -188,10 +217,9 @@ class Session:
         self.progress.values.update(numbers)
         if not self.quiet:
             self.progress.note(f"evaluation after step {step}: {evaluation_line(stored)}")
-        alarm = stop_reason(fired)
-        reason = alarm or (self.stopper.judge(numbers) if self.stopper is not None and step > 0 else None)
+        reason = self.stopper.judge(numbers) if self.stopper is not None and step > 0 else None
         self.stepped = time.monotonic()  # an evaluation is not part of the next step
-        return reason
+        return stop_for(fired) or (None if reason is None else Stop(reason))
 
     def _tell_alarms(self, fired: Sequence[alarm_rules.Alarm]) -> None:
         for alarm in fired:
@@ -206,7 +234,7 @@ class Session:
             "seed": self.recipe.seed,
             "alarms": self.alarms.state(),
             "env_steps": self.env_steps,
-            "seconds": self.earlier + time.monotonic() - self.began,
+            "seconds": self._worked(),
             "early_stop": None if self.stopper is None else {"best": self.stopper.best, "waited": self.stopper.waited},
         }
 
@@ -221,7 +249,30 @@ class Session:
     # ---- the folder
 
     def _status(self, state: str, *, error: str | None = None, reason: str | None = None) -> None:
-        runinfo.write_status(self.folder, state, step=self.done, steps=self.recipe.steps, error=error, reason=reason)
+        self.stated = time.monotonic()
+        runinfo.write_status(
+            self.folder,
+            state,
+            step=self.done,
+            steps=self.recipe.steps,
+            seconds=self._worked(),
+            error=error,
+            reason=reason,
+        )
+
+    def _worked(self) -> float:
+        """Seconds that the run has been at work, this session and those before it."""
+        return self.earlier + time.monotonic() - self.began
+
+    def _way_on(self) -> str:
+        """How an interrupted run is continued, if it can be."""
+        saved = max(self.store.steps(), default=None)
+        if saved is None:
+            return (
+                f"{self.folder.path} has no checkpoint yet, so it cannot be resumed: train again in another folder "
+                "(checkpoint.every says how often a run is saved)"
+            )
+        return f"`m2flow resume {self.folder.path}` continues it after step {saved}"
 
     def _close(self) -> None:
         self.recorder.close()
@@ -231,9 +282,13 @@ class Session:
             export_chrome(self.folder.trace, self.folder.chrome_trace)
 
 
-def stop_reason(fired: Sequence[alarm_rules.Alarm]) -> str | None:
-    """Why the run should stop, if one of these alarms says so."""
-    return next((f"alarm {alarm.kind}: {alarm.text}" for alarm in fired if alarm.action == "stop"), None)
+def stop_for(fired: Sequence[alarm_rules.Alarm]) -> Stop | None:
+    """Whether the run should stop, if one of these alarms says so. Weights behind a number that is none are not
+    saved."""
+    stops = [alarm for alarm in fired if alarm.action == "stop"]
+    if not stops:
+        return None
+    return Stop(f"alarm {stops[0].kind}: {stops[0].text}", save=all(alarm.kind != "non_finite" for alarm in stops))
 
 
 def evaluation_line(stored: Evaluation) -> str:

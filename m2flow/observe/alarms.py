@@ -1,7 +1,8 @@
 """Alarms: numbers that say a run goes wrong, each with what to look at. Silent wrong training is the worst failure.
 
 Every rule reads reduced metrics of a step, so a rule without its metric stays silent. `AlarmConfig` holds the bounds
-and what to do; "stop" asks the driver to end the run with the diagnosis.
+and what to do; "stop" asks the driver to end the run with the diagnosis. A reading that is NaN says nothing, except to
+the rules that look for it: it neither counts nor breaks a row.
 
 | kind          | fires when                                                        | default                    |
 |---------------|-------------------------------------------------------------------|----------------------------|
@@ -9,8 +10,8 @@ and what to do; "stop" asks the driver to end the run with the diagnosis.
 | non_finite    | a loss or gradient norm is NaN or infinite                        | stop                       |
 | nothing       | train/samples is 0, or train/advantage_std is NaN: all was masked | warn                       |
 | no_signal     | advantage or reward spread 0, or all groups dead, for k steps     | stop                       |
-| zero_gradient | gradient norm or parameter change exactly 0 for k steps           | stop                       |
-| entropy       | entropy below its floor, or the action's standard deviation is    | warn                       |
+| zero_gradient | gradient norm exactly 0 for k steps                               | stop                       |
+| entropy       | train/entropy below its floor                                     | warn                       |
 | kl            | train/approx_kl above its bound                                   | warn                       |
 | stuck         | success exactly 0 for k steps (rollout) or k evaluations          | warn                       |
 """
@@ -29,6 +30,10 @@ from m2flow.observe.jsonl import Appender, keep_until
 
 Action: TypeAlias = Literal["off", "warn", "stop"]
 ACTIONS: tuple[Action, ...] = ("off", "warn", "stop")
+NO_LATER_CHECKPOINT = (
+    " On the CPU the trainer refuses such a gradient before the weights move, on other devices it does not; so the run"
+    " ends without saving, and its latest checkpoint, if there is one, is of an earlier step: resume continues from it."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +48,10 @@ class AlarmConfig:
     no_signal: Action = "stop"  # all advantages are equal, or all groups are
     no_signal_steps: int = 10  # for so many steps
     spread_floor: float = 1e-6  # below it a spread is zero: eight equal rewards in float32 have a deviation of 8e-9
-    zero_gradient: Action = "stop"  # gradient norm or change of the weights is exactly 0
+    zero_gradient: Action = "stop"  # a gradient norm is exactly 0
     zero_gradient_steps: int = 10  # for so many steps
     entropy: Action = "warn"  # the policy has all but stopped exploring
-    entropy_floor: float | None = None  # nats per unit; null: 1 % of uniform for discrete actions, none otherwise
-    action_std_floor: float = 1e-3  # of a Gaussian policy
+    entropy_floor: float | None = None  # nats per unit; null: 1 % of uniform, or a standard deviation of 1e-3
     kl: Action = "warn"  # one step moves the policy very far
     kl_max: float = 1.0  # nats of train/approx_kl
     stuck: Action = "warn"  # no episode ever succeeds
@@ -65,26 +69,33 @@ class AlarmConfig:
         for name in ("logprob_gap_max", "kl_max"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}: {getattr(self, name)}; allowed: above 0")
-        for name in ("spread_floor", "action_std_floor"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name}: {getattr(self, name)}; allowed: 0 or more")
+        if not self.spread_floor >= 0:
+            raise ValueError(f"spread_floor: {self.spread_floor}; allowed: 0 or more")
 
     def build(
-        self, path: Path | None = None, lag: int = 0, categories: int | None = None, resume_step: int | None = None
+        self, path: Path | None = None, lag: int = 0, floor: float | None = None, resume_step: int | None = None
     ) -> Alarms:
         """Alarms of one run, appended to `path` (alarms.jsonl) as they fire.
 
         `lag`: of the plan; with stale data a log-prob gap is the policy's movement, so only the first step is checked.
-        `categories`: number of choices of a discrete action, for the entropy floor. `resume_step` drops later alarms.
+        `floor`: of the entropy where the config leaves it open (`automatic_floor`). `resume_step` drops later alarms.
         """
         config = self
         if lag > 0:
             config = replace(config, logprob_gap_later="off")
-        if config.entropy_floor is None and categories is not None and categories > 1:
-            config = replace(config, entropy_floor=0.01 * math.log(categories))
+        if config.entropy_floor is None:
+            config = replace(config, entropy_floor=floor)
         if path is not None and resume_step is not None:
             keep_until(path, resume_step)
         return Alarms(config, path)
+
+
+def automatic_floor(entries: int, categories: int | None) -> float:
+    """Nats per unit of `entries` action numbers at which exploring has all but stopped: 1 % of a uniform choice among
+    `categories`, or a Gaussian with a standard deviation of 1e-3 where actions are continuous (None)."""
+    if categories is not None:
+        return entries * 0.01 * math.log(categories)
+    return entries * (math.log(1e-3) + 0.5 * math.log(2 * math.pi * math.e))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +130,7 @@ class Alarms:
 
     def __init__(self, config: AlarmConfig | None = None, path: Path | None = None) -> None:
         self.config = config or AlarmConfig()
-        self._rules = _rules(self.config)
+        self.rules = _rules(self.config)
         self._counts: dict[str, int] = {}
         self._read: set[str] = set()  # not part of the state: the first step after a resume is a first step
         self._file = Appender(path) if path is not None else None
@@ -129,7 +140,7 @@ class Alarms:
         run."""
         nothing = metrics.get("train/samples") == 0 or math.isnan(metrics.get("train/advantage_std", 0.0))
         fired = []
-        for rule in self._rules:
+        for rule in self.rules:
             for name in _matching(rule.patterns, metrics):
                 value = float(metrics[name])
                 if nothing and rule.kind in ("non_finite", "no_signal", "zero_gradient") and "grad_norm" not in name:
@@ -146,7 +157,8 @@ class Alarms:
         action = rule.first if rule.first is not None and key not in self._read else rule.action
         self._read.add(key)
         if not rule.bad(value):
-            self._counts.pop(key, None)
+            if not math.isnan(value):
+                self._counts.pop(key, None)
             return None
         count = self._counts[key] = self._counts.get(key, 0) + 1
         if action == "off" or count % rule.after or not _power_of_two(count // rule.after):
@@ -196,7 +208,7 @@ def _broken(config: AlarmConfig) -> list[_Rule]:
     return [
         _Rule(
             kind="logprob_gap",
-            patterns=("train/logprob_gap", "train/logprob_gap/*"),
+            patterns=("train/logprob_gap",),
             bad=lambda value: not value <= config.logprob_gap_max,
             first=config.logprob_gap_first,
             action=config.logprob_gap_later,
@@ -211,13 +223,13 @@ def _broken(config: AlarmConfig) -> list[_Rule]:
         ),
         _Rule(
             kind="non_finite",
-            patterns=("train/loss", "train/*loss", "train/*loss/*", "train/grad_norm*"),
+            patterns=("train/*loss", "train/grad_norm*"),
             bad=lambda value: not math.isfinite(value),
             action=config.non_finite,
-            text="{name} is {value}. Weights are lost from here on; resume from the last checkpoint. Look at:"
-            " the learning"
-            " rate and gradient clipping (trainer.max_grad_norm); rewards and observations for NaN or huge values; the"
-            " log standard deviation of the policy; the first metric that turned non-finite in metrics.jsonl.",
+            text=f"{{name}} is {{value}}.{NO_LATER_CHECKPOINT if config.non_finite == 'stop' else ''}"
+            " Look at: the learning rate and gradient clipping (trainer.max_grad_norm); NaN or huge numbers in rewards"
+            " or observations; the log standard deviation of the policy; the first metric that turned non-finite in"
+            " metrics.jsonl.",
         ),
         *(
             _Rule(
@@ -254,7 +266,7 @@ def _silent(config: AlarmConfig) -> list[_Rule]:
         ),
         _Rule(
             kind="no_signal",
-            patterns=("rollout/dead_groups",),
+            patterns=("train/dead_groups",),
             bad=lambda value: value >= 1,
             action=config.no_signal,
             after=config.no_signal_steps,
@@ -275,7 +287,7 @@ def _silent(config: AlarmConfig) -> list[_Rule]:
         ),
         _Rule(
             kind="zero_gradient",
-            patterns=("train/grad_norm*", "train/param_delta*"),
+            patterns=("train/grad_norm*",),
             bad=_is_zero,
             action=config.zero_gradient,
             after=config.zero_gradient_steps,
@@ -290,16 +302,6 @@ def _silent(config: AlarmConfig) -> list[_Rule]:
 def _drifting(config: AlarmConfig) -> list[_Rule]:
     """Conditions that are often, not always, the beginning of a failure."""
     rules = [
-        _Rule(
-            kind="entropy",
-            patterns=("train/action_std",),
-            bad=lambda value: value < config.action_std_floor,
-            action=config.entropy,
-            text=f"{{name}} is {{value}}, below {config.action_std_floor:g}: the policy has all but stopped"
-            " exploring. Look at:"
-            " the entropy coefficient, the lower bound of the log standard deviation, the learning rate,"
-            " train/approx_kl.",
-        ),
         _Rule(
             kind="kl",
             patterns=("train/approx_kl",),
@@ -320,8 +322,8 @@ def _drifting(config: AlarmConfig) -> list[_Rule]:
                 bad=lambda value: value < floor,
                 action=config.entropy,
                 text=f"{{name}} is {{value}} nats, below {floor:.3g}: the policy has all but stopped exploring."
-                " Look at: the"
-                " entropy coefficient, clip-higher, the learning rate, whether one action is always rewarded.",
+                " Look at: the entropy coefficient, clip-higher, the lower bound of the log standard deviation, the"
+                " learning rate, whether one action is always rewarded.",
             )
         )
     for patterns, after in (

@@ -17,7 +17,6 @@ train/value_loss             |           | mean      | squared (or Huber) error 
 train/surrogate_loss         |           | mean      | clipped policy objective; it is maximised
 train/alpha                  |           | mean      | entropy temperature
 train/entropy*               | nats      | mean      | entropy of the policy per unit
-train/action_std             |           | mean      | mean standard deviation of a Gaussian policy
 train/approx_kl              | nats      | mean      | k3 estimate of the divergence from the policy that acted
 train/kl*                    | nats      | mean      | divergence from a reference policy
 train/logprob_gap*           | nats      | max       | largest gap of recorded and recomputed log-prob, same weights
@@ -27,11 +26,12 @@ train/ratio_max              |           | max       | largest probability ratio
 train/ratio_outside          | share     | mean      | units with a ratio outside [0.5, 2]
 train/clip_fraction          | share     | mean      | units whose gradient the clip removed
 train/grad_norm*             |           | mean      | gradient norm before clipping, by phase where there are several
-train/param_delta*           |           | mean      | norm of the change of the parameters in a step
 train/lr*                    |           | mean      | learning rate
 train/epochs                 | epochs    | last/max  | passes over the data before the target-KL stop
 train/updates                | updates   | sum/max   | optimiser steps in this training step
-train/samples                | samples   | sum       | valid samples trained on
+train/samples                | steps     | sum       | valid steps trained on
+train/dead_groups            | share     | mean      | groups whose attempts all score alike, so they teach nothing
+train/groups_*               | groups    | sum       | groups by what their scores are: kept (they differ), all_*
 train/staleness              | versions  | mean      | weight versions between acting and training
 train/explained_variance     |           | mean      | 1 - var(return - value) / var(return)
 train/value_mean             | reward    | mean      | predicted value over valid steps
@@ -53,7 +53,6 @@ rollout/length               | env steps | mean      | length of episodes that e
 rollout/episodes             | episodes  | sum       | episodes that ended in this step
 rollout/env_steps            | env steps | sum       | environment steps taken
 rollout/dropped*             | episodes  | sum       | episodes thrown away, by reason
-rollout/dead_groups          | share     | mean      | groups whose rewards are all equal
 rollout/truncated            | share     | mean      | episodes that hit their time or length limit
 rollout/failed_episodes      | episodes  | sum       | episodes lost to a failed environment process
 

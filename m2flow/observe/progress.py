@@ -18,7 +18,7 @@ SHOWN = (  # (metric, label); the first of each label that a run has is shown
 
 
 class Progress:
-    """Progress of one run from step `start` to `steps`. Use as a context manager.
+    """Progress of one run from step `start` to `steps`. Shown inside of its `with` only; outside it just counts.
 
     `console` is a `rich.console.Console` (default: standard error); without a terminal there is no bar but a line every
     `every_s` seconds, and one at the end, so that log files stay readable.
@@ -42,6 +42,7 @@ class Progress:
         self.values: dict[str, float] = {}
         self._env_steps = 0.0
         self._began = self._printed = clock()
+        self._shown = False  # until entered, nothing is printed but notes
         self._bar: Any = None
         self._task: Any = None
 
@@ -52,6 +53,7 @@ class Progress:
 
     def __enter__(self) -> Self:
         self._began = self._printed = self.clock()
+        self._shown = True
         if self.live:
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
             from rich.progress import Progress as Bar
@@ -79,7 +81,7 @@ class Progress:
         self._env_steps += metrics.get("rollout/env_steps", 0.0)
         if self._bar is not None:
             self._bar.update(self._task, completed=done, numbers=self.numbers())
-        elif self.clock() - self._printed >= self.every_s:
+        elif self._shown and self.clock() - self._printed >= self.every_s:
             self._print_line()
 
     def note(self, text: str) -> None:
@@ -113,7 +115,7 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
-        elif self.done > self.start:
+        elif self._shown and self.done > self.start:
             self._print_line()
 
 

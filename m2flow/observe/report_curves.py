@@ -87,6 +87,10 @@ def axes(runs: Sequence[RunData]) -> list[Axis]:
 
 
 def _minutes(run: RunData) -> Curve:
+    """Minutes at work by step; the time between a stop and a resume is not counted where the run says so itself."""
+    worked = run.curves.get("time/total_s")
+    if worked is not None:
+        return Curve(worked.steps, [value / 60 for value in worked.values])
     started = run.status.get("started")
     origin = float(started) if isinstance(started, (int, float)) else run.times.values[0]
     return Curve(run.times.steps, [max(0.0, (t - origin) / 60) for t in run.times.values])

@@ -29,7 +29,8 @@ MAX_EPISODES = 10
 MAX_CURVES = 4
 MAX_VIDEOS = 4  # per run
 MAX_VIDEO_BYTES = 24 * 1024 * 1024  # in the whole page
-HOW_TO_GET_VIDEOS = "No videos were recorded. They need OpenGL on this machine; `m2flow doctor` says what is missing."
+NO_VIDEOS = "No videos were asked for; `evaluation.videos: 1` in a recipe films one episode of each evaluation."
+HOW_TO_GET_VIDEOS = "No video was finished. They need OpenGL on this machine; `m2flow doctor` says what is missing."
 
 
 def _dig(tree: Mapping[str, Any], *path: str) -> Any:
@@ -280,7 +281,8 @@ def videos(runs: Sequence[RunData]) -> str:
         left_out += max(0, len(files) - MAX_VIDEOS)
     if not cards:
         reasons = {r.folder.no_videos.read_text(encoding="utf-8").strip() for r in runs if r.folder.no_videos.exists()}
-        text = " ".join(sorted(filter(None, reasons))) or HOW_TO_GET_VIDEOS
+        asked = any(_dig(run.config, "evaluation", "videos") for run in runs)
+        text = " ".join(sorted(filter(None, reasons))) or (HOW_TO_GET_VIDEOS if asked else NO_VIDEOS)
         if left_out:
             text = f"{left_out} videos are too large for this page; they are in the videos folder of each run."
         return f'<section id="videos"><h2>Videos</h2><p class="empty">{escape(text)}</p></section>'
@@ -304,14 +306,21 @@ def _section(tree: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
+def _command(env: Mapping[str, Any]) -> str:
+    return " ".join(map(str, env.get("command", [])))
+
+
 def setup(runs: Sequence[RunData]) -> str:
-    """Command, versions, git state and machine of the first run; recipe and resolved configuration of every run,
-    folded."""
+    """Commands, versions, git state and machine of the first run; recipe and resolved configuration of every run,
+    folded. A resumed run is repeated by the command it began with, and by those that continued it."""
     env = runs[0].env
+    earlier = env.get("resumed_from")
+    first, *resumed = [*(e for e in earlier if isinstance(e, Mapping)), env] if isinstance(earlier, list) else [env]
     packages, git, machine = (_section(env, key) for key in ("packages", "git", "machine"))
     memory = machine.get("memory_bytes")
     rows = [
-        ("command", " ".join(map(str, env.get("command", [])))),
+        ("command", _command(first)),
+        ("continued by", "; ".join(filter(None, map(_command, resumed)))),
         ("seeds", "; ".join(json.dumps(run.env["seeds"]) for run in runs if run.env.get("seeds"))),
         (
             "git",

@@ -18,6 +18,8 @@ from m2flow.observe.trace import Span
 GANTT_WIDTH, ROW, LABELS = 1080, 20, 150
 MAX_BARS = 20000  # per run, in the page's data
 KEEP_STEPS = 5  # newest steps that are never merged
+WORDS = {"device": "device taken", "stage": "stage busy"}
+TAKEN = "A device is taken while a stage that is placed on it works; with several cores, the stage may use only some."
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +240,7 @@ def _timeline(run: RunData, index: int) -> tuple[str, dict[str, Any]]:
 
 
 def _strip(usage: Sequence[Utilisation]) -> str:
-    """One line per device and stage: how busy it was over the steps of the run, and its mean."""
+    """One line per device and stage: how long it was taken or busy over the steps of the run, and its mean."""
     if not usage:
         return ""
     names = [("device", n) for n in usage[0].devices] + [("stage", n) for n in usage[0].stages]
@@ -250,15 +252,15 @@ def _strip(usage: Sequence[Utilisation]) -> str:
             continue  # an evaluator works between steps only
         mean = sum(s * u.seconds for s, u in zip(shares, usage, strict=True)) / total
         rows.append(
-            f"<tr><td>{escape(name)}</td><td class='dim'>{kind}</td><td class='num'>{100 * mean:.0f} %</td>"
+            f"<tr><td>{escape(name)}</td><td class='dim'>{WORDS[kind]}</td><td class='num'>{100 * mean:.0f} %</td>"
             f"<td class='num'>{show_number(mean * total / len(usage))} s</td>"
             f"<td class='wide'>{_cells(shares, [u.step for u in usage])}</td></tr>"
         )
     head = (
-        "<tr><th>busy</th><th></th><th class='num'>of the step</th><th class='num'>mean</th>"
+        "<tr><th>who</th><th></th><th class='num'>of the step</th><th class='num'>mean</th>"
         "<th>share per step, first to last</th></tr>"
     )
-    return f'<table class="strip">{head}{"".join(rows)}</table>'
+    return f'<table class="strip">{head}{"".join(rows)}</table><p class="note">{TAKEN}</p>'
 
 
 def _cells(shares: Sequence[float], steps: Sequence[int], limit: int = 120) -> str:

@@ -91,7 +91,10 @@ class RunData:
 
     @property
     def seconds(self) -> float:
-        """Wall time of the run so far, NaN if unknown."""
+        """Wall time that the run has been at work so far, NaN if unknown."""
+        worked, updated = self.status.get("seconds"), self.status.get("updated")
+        if isinstance(worked, (int, float)) and isinstance(updated, (int, float)):
+            return float(worked) + (time.time() - updated if self.state == "running" else 0.0)
         start = self.status.get("started")
         end = self.status.get("ended") or (time.time() if self.state == "running" else self.status.get("updated"))
         if not isinstance(start, (int, float)) or not isinstance(end, (int, float)):

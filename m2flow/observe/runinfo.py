@@ -139,9 +139,17 @@ def write_env(folder: RunFolder, seeds: Mapping[str, Any], command: Sequence[str
 
 
 def write_status(
-    folder: RunFolder, state: str, *, step: int, steps: int, error: str | None = None, reason: str | None = None
+    folder: RunFolder,
+    state: str,
+    *,
+    step: int,
+    steps: int,
+    seconds: float | None = None,
+    error: str | None = None,
+    reason: str | None = None,
 ) -> dict[str, Any]:
     """Write status.json atomically and return it. `reason` says why a run stopped early; `error` why it failed.
+    `seconds` of wall time the run has been at work, without the time between a stop and a resume.
 
     `started` is kept from the first call, `updated` is now, `ended` is set by every state but "running".
     """
@@ -153,6 +161,7 @@ def write_status(
         "state": state,
         "step": step,
         "steps": steps,
+        "seconds": seconds,
         "error": error,
         "reason": reason,
         "started": known["started"] if isinstance(known, dict) and "started" in known else now,

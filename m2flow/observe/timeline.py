@@ -123,7 +123,8 @@ class Busy:
 
 @dataclass(frozen=True, slots=True)
 class Utilisation:
-    """How a step's wall time was used: `devices` and `stages` (name -> share of `seconds` that it was busy)."""
+    """How a step's wall time was used, as shares of `seconds`: how long each of `stages` worked, and how long each of
+    `devices` was taken, which is while a stage placed on it worked (how many of its cores it used is not known)."""
 
     step: int
     start: float

@@ -4,7 +4,8 @@
     step s is done    when every stage that it reaches has ended it; then metrics are logged
     boundary          before an evaluation or checkpoint nothing is admitted until the last admitted step is done
 
-Waits: only for events from workers; each has a limit, and on expiry every worker is asked what it does.
+Waits: only for events from workers; each has a limit, and on expiry every worker is asked what it does. Start-up has a
+limit of its own: a child that imports its libraries from a slow disk says nothing for long, and is not stuck.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,34 +47,39 @@ class DriverConfig:
     evaluate_every: int = 0  # steps between evaluations; 0: none in between
     evaluate_ends: bool = True  # also before the first and after the last step, where there is an evaluator
     save_every: int = 0  # steps between checkpoints; 0 or less: only the final one
-    stall_limit: float = 600.0  # seconds without a word from any worker
+    start_limit: float = 1800.0  # seconds that the next worker may take to get ready
+    stall_limit: float = 600.0  # seconds without a word from any worker, once all are ready
     stop_limit: float = 15.0  # seconds a worker may take to stop
 
 
 def _nothing(*_: Any) -> None:
-    """The hook that nobody set."""
+    """A hook that nobody set."""
 
 
-def _no_notes(_step: int) -> Mapping[str, Any]:
-    return {}
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A wish to end the run. `save` False: the weights are not to be trusted, the latest checkpoint stays as it is."""
+
+    reason: str
+    save: bool = True
 
 
 @dataclass(slots=True)
 class Hooks:
-    """Who is told. `on_step` and `on_evaluation` may return a reason to stop."""
+    """Who is told. `on_step` and `on_evaluation` may ask to stop."""
 
-    on_step: Callable[[int, dict[str, list[Metric]]], str | None] = _nothing
+    on_step: Callable[[int, dict[str, list[Metric]]], Stop | None] = _nothing
     on_spans: Callable[[Spans], None] = _nothing
-    on_evaluation: Callable[[int, list[Any]], str | None] = _nothing
-    checkpoint_meta: Callable[[int], Mapping[str, Any]] = _no_notes
+    on_evaluation: Callable[[int, list[Any]], Stop | None] = _nothing
+    checkpoint_meta: Callable[[int], Mapping[str, Any]] = field(default=lambda _step: {})
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended: steps done, and why it stopped before the last one, if it did."""
+    """How a run ended: steps done, and what stopped it before the last one, if anything did."""
 
     steps: int
-    stopped_by: str | None = None
+    stop: Stop | None = None
 
 
 @dataclass(slots=True)
@@ -121,6 +127,7 @@ class Driver:
         self.links: dict[str, Transport] = {}
         self.stopping = False
         self.saved: int | None = None  # step of the last checkpoint
+        self.stop: Stop | None = None  # what a hook asked for
         self.pids: dict[str, int] = {}
 
     # ---- the run
@@ -144,7 +151,8 @@ class Driver:
         self.links = dict(self.runtime.start())
         for name, link in self.links.items():
             threading.Thread(target=self._read, args=(name, link), name=f"driver<-{name}", daemon=True).start()
-        self._until(lambda: len(self.pids) == len(self.links), "workers to get ready")
+        limit = max(self.config.start_limit, self.config.stall_limit)
+        self._until(lambda: len(self.pids) == len(self.links), self._not_ready, limit)
         if states:
             self._restore(states)
         for link in self.links.values():
@@ -166,44 +174,44 @@ class Driver:
             self._ask(spec.id, "restore", {name: states[key] for name, key in own.items() if key in states})
 
     def _train(self, start: int) -> Outcome:
-        reason = self._evaluate(start) if self.config.evaluate_ends and start == 0 else None
         progress, config = self.progress, self.config
-        while progress.done < config.steps and reason is None:
+        if config.evaluate_ends and start == 0:
+            self._evaluate(start)
+        while progress.done < config.steps and self.stop is None:
             barrier = self._next_boundary(progress.done)
-            while progress.done < barrier and reason is None:
+            while progress.done < barrier and self.stop is None:
                 self._admit(barrier)
-                done = progress.done
-                self._until(partial(self._moved, done, barrier), "a step to finish")
-                for step in range(done, progress.done):
-                    reason = reason or self.hooks.on_step(step, progress.metrics.pop(step))
-            self._drain()
-            reason = reason or self._at_boundary(progress.done)
+                self._until(partial(self._moved, progress.done, barrier), "a step to finish")
+                self._tell_steps()
+            self._until(lambda: progress.done == progress.admitted, "admitted steps to finish")
+            self._tell_steps()
+            if self.stop is None:
+                self._at_boundary(progress.done)
         self._save(progress.done)
-        return Outcome(progress.done, reason)
+        return Outcome(progress.done, self.stop)
+
+    def _tell_steps(self) -> None:
+        """Hand the metrics of every finished step to its hook, in order."""
+        for step in sorted(step for step in self.progress.metrics if step < self.progress.done):
+            self._heed(self.hooks.on_step(step, self.progress.metrics.pop(step)))
+
+    def _heed(self, wish: Stop | None) -> None:
+        """The first reason stands; that weights are not to be trusted holds whoever says it."""
+        if self.stop is None or wish is None:
+            self.stop = self.stop or wish
+        else:
+            self.stop = replace(self.stop, save=self.stop.save and wish.save)
 
     def _moved(self, done: int, barrier: int) -> bool:
         """Whether a step has finished since `done`, or another may start."""
         return self.progress.done > done or self._admissible(barrier)
 
-    def _drain(self) -> None:
-        """Let admitted steps finish, so that nothing is in flight."""
-        self._until(lambda: self.progress.done == self.progress.admitted, "admitted steps to finish")
-        for step in sorted(self.progress.metrics):
-            if step < self.progress.done:
-                self.hooks.on_step(step, self.progress.metrics.pop(step))
-
-    def _at_boundary(self, done: int) -> str | None:
-        reason = None
-        last = done >= self.config.steps
-        every = self.config.evaluate_every
-        if (every > 0 and done % every == 0) or (last and self.config.evaluate_ends):
-            reason = self._evaluate(done)
-        if self._saves_at(done):
+    def _at_boundary(self, done: int) -> None:
+        evaluate, save, last = self.config.evaluate_every, self.config.save_every, done >= self.config.steps
+        if (evaluate > 0 and done % evaluate == 0) or (last and self.config.evaluate_ends):
+            self._evaluate(done)
+        if save > 0 and done % save == 0:  # the last one is saved in any case
             self._save(done)
-        return reason
-
-    def _saves_at(self, done: int) -> bool:
-        return done >= self.config.steps or (self.config.save_every > 0 and done % self.config.save_every == 0)
 
     def _next_boundary(self, done: int) -> int:
         rhythms = (self.config.evaluate_every, self.config.save_every)
@@ -239,19 +247,20 @@ class Driver:
 
     # ---- between steps
 
-    def _evaluate(self, done: int) -> str | None:
+    def _evaluate(self, done: int) -> None:
         """Run the evaluators with the weights after `done` steps; nothing else is in flight."""
         evaluators = self.flow.sources("evaluate")
         if not evaluators:
-            return None
+            return
         self._until(lambda: self._loaded(done), "weights to arrive")
         self.evaluators_left = {(node.name, r) for node in evaluators for r in self._replicas(node.name)}
         self._tick(Tick(done, done, kind="evaluate"))
         self._until(lambda: not self.evaluators_left, "the evaluation to finish")
-        return self.hooks.on_evaluation(done, self.evaluations.pop(done))
+        self._heed(self.hooks.on_evaluation(done, self.evaluations.pop(done)))
 
     def _save(self, done: int) -> None:
-        if self.store is None or self.saved == done:
+        """A checkpoint of the weights after `done` steps, unless there is one already or they are not to be trusted."""
+        if self.store is None or self.saved == done or (self.stop is not None and not self.stop.save):
             return
         states: dict[str, Tree] = {}
         for spec in self.program.wiring.workers:
@@ -278,9 +287,8 @@ class Driver:
         try:
             self.links[worker].send(message, timeout=self.config.stall_limit)
         except Closed:
-            self._until(
-                lambda: False, f"{worker} to say why it closed its link"
-            )  # its last word, or its death, is queued
+            # its last word, or its death, is queued
+            self._until(lambda: False, f"{worker} to say why it closed its link")
 
     def _ask(self, worker: str, kind: str, *args: Any) -> Any:
         number = next(self.ids)
@@ -288,13 +296,17 @@ class Driver:
         self._until(lambda: number in self.answers, f"{worker} to answer {kind!r}")
         return self.answers.pop(number)
 
-    def _until(self, done: Callable[[], bool], what: str) -> None:
-        """Handle events until `done`; the limit counts from the last word of any worker."""
+    def _not_ready(self) -> str:
+        return f"{', '.join(sorted(self.links.keys() - self.pids.keys()))} to get ready"
+
+    def _until(self, done: Callable[[], bool], what: str | Callable[[], str], limit: float | None = None) -> None:
+        """Handle events until `done`; the limit (by default `stall_limit`) counts from the last word of any worker."""
+        patience = self.config.stall_limit if limit is None else limit
         while not done():
             try:
-                worker, message = self.events.get(timeout=self.config.stall_limit)
+                worker, message = self.events.get(timeout=patience)
             except queue.Empty:
-                raise Stalled(what, self.config.stall_limit, self._status()) from None
+                raise Stalled(what if isinstance(what, str) else what(), patience, self._status()) from None
             getattr(self, f"_on_{message[0]}")(worker, *message[1:])
             overdue = self.leases.overdue()
             if overdue is not None:

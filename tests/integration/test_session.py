@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,15 @@ import pytest
 
 import m2flow
 from m2flow.api import Run
-from m2flow.observe.layout import RunFolder, read_json
+from m2flow.config import load
+from m2flow.observe import alarms
+from m2flow.observe.jsonl import rows
+from m2flow.observe.layout import RunFolder, read_json, write_json
+from m2flow.observe.progress import Progress
+from m2flow.observe.rundata import load_run
 from m2flow.runtime.failures import RunFailed
+from m2flow.session import entries_per_unit
+from m2flow.types import Field, Spec
 from tests.integration import small
 
 REACH = {
@@ -28,6 +37,17 @@ REACH = {
     "learner": {"epochs": 8, "minibatch": 320},
     "seed": 0,
 }
+
+
+SAC: dict[str, Any] = {
+    "flow": "offpolicy",
+    "policy": {"name": "mlp", "hidden": [8], "dist": "squashed"},
+    "objective": {"name": "sac", "critic_hidden": [8]},
+    "rollout": {"lanes": 2, "length": 8},
+    "learner": {},
+    "replay": {"batch": 16, "capacity": 40, "start": 16},
+}
+UNWRITTEN = {"train/samples", "train/dead_groups", "rollout/return_std"}  # roles and objectives write them next
 
 
 def status(run: Run | Path) -> dict[str, Any]:
@@ -76,16 +96,8 @@ def test_sac_learns_through_the_replay_channel(tmp_path: Path) -> None:
 
 
 def test_sac_resume_is_exact_with_its_replay(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {
-        "flow": "offpolicy",
-        "policy": {"name": "mlp", "hidden": [8], "dist": "squashed"},
-        "objective": {"name": "sac", "critic_hidden": [8]},
-        "rollout": {"lanes": 2, "length": 8},
-        "learner": {},
-        "replay": {"batch": 16, "capacity": 40, "start": 16},
-    }
-    whole = small.train(tmp_path, "whole", **settings, steps=6, checkpoint={"every": 3})
-    first = small.train(tmp_path, "parts", **settings, steps=3, checkpoint={"every": 3})
+    whole = small.train(tmp_path, "whole", **SAC, steps=6, checkpoint={"every": 3})
+    first = small.train(tmp_path, "parts", **SAC, steps=3, checkpoint={"every": 3})
     resumed = m2flow.resume(first, steps=6, quiet=True)
     assert small.numbers(resumed) == small.numbers(whole)
 
@@ -145,6 +157,23 @@ def test_a_policy_that_scores_wrongly_is_stopped_at_the_first_step(tmp_path: Pat
     assert run.alarmed
 
 
+def test_a_loss_that_is_no_number_stops_the_run_and_the_last_good_checkpoint_stays_the_latest(tmp_path: Path) -> None:
+    objective = {"name": "tests.integration.parts:Poisoned", "critic_hidden": [8], "from_step": 3}
+    run = small.train(tmp_path, "run", objective=objective, steps=9, checkpoint={"every": 2})
+    said = status(run)
+    assert (said["state"], said["step"]) == ("stopped", 4), "step 3, the fourth, is the first with a loss that is none"
+    assert "alarm non_finite: train/poison_loss is nan" in said["reason"]
+    assert run.alarmed
+    assert list(run.recipe.checkpoint.build(run.folder.checkpoints).steps()) == [2]
+
+
+def test_a_gradient_that_is_no_number_fails_the_run_before_the_weights_move(tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match="finite"):
+        small.train(tmp_path, "run", trainer={"name": "torch", "optimizer": "sgd", "learning_rate": 1e30}, steps=9)
+    assert status(tmp_path / "run")["state"] == "failed"
+    assert not list((tmp_path / "run" / "checkpoints").glob("step_*"))
+
+
 def test_an_environment_that_fails_fails_the_run_with_its_own_words(tmp_path: Path) -> None:
     with pytest.raises(RunFailed, match="the motor is on fire"):
         small.train(tmp_path, "run", env={"name": "tests.integration.parts:BurningConfig"})
@@ -168,6 +197,10 @@ def test_interrupt_ends_with_130_and_a_run_that_can_be_resumed(tmp_path: Path, n
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not list(checkpoints.glob("step_*")):
         time.sleep(0.05)
+    while time.monotonic() < deadline and status(tmp_path / "run")["step"] == 0:
+        time.sleep(0.05)
+    assert status(tmp_path / "run")["state"] == "running"
+    assert status(tmp_path / "run")["step"] > 0, "the status follows the run"
     with pytest.raises(ValueError, match="is still running as process"):
         m2flow.resume(tmp_path / "run", quiet=True)
     child.send_signal(number)
@@ -175,8 +208,67 @@ def test_interrupt_ends_with_130_and_a_run_that_can_be_resumed(tmp_path: Path, n
     assert child.returncode == 130, said
     assert status(tmp_path / "run")["state"] == "stopped"
     done = max(Run(tmp_path / "run").recipe.checkpoint.build(checkpoints).steps())
+    assert f"m2flow resume {tmp_path / 'run'}` continues it after step {done}" in status(tmp_path / "run")["reason"]
     resumed = m2flow.resume(tmp_path / "run", steps=done + 1, quiet=True)
     assert status(resumed)["state"] == "finished"
+
+
+def test_an_interrupt_before_the_first_checkpoint_says_that_there_is_none(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt, match="no checkpoint yet, so it cannot be resumed"):
+        small.train(tmp_path, "run", env={"name": "tests.integration.parts:InterruptingConfig"})
+    said = status(tmp_path / "run")
+    assert said["state"] == "stopped"
+    assert said["reason"].startswith("ended by SIGTERM; ")
+
+
+def test_quiet_prints_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    monkeypatch.setattr("m2flow.session.Progress", partial(Progress, every_s=0.0))
+    small.train(tmp_path, "run", evaluation={"seeds": 2})
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_resumed_run_counts_the_time_it_worked(tmp_path: Path) -> None:
+    first = small.train(tmp_path, "run", steps=2)
+    worked = load_run(first.path).seconds
+    aged = status(first) | {"started": status(first)["started"] - 86400.0}
+    write_json(first.folder.status, aged)
+    resumed = m2flow.resume(first, steps=3, quiet=True)
+    assert status(resumed)["started"] == aged["started"]
+    assert worked < load_run(resumed.path).seconds < 3600.0
+
+
+@pytest.mark.parametrize(
+    ("action", "settings", "entries"),
+    [
+        (Field((3,)), {"policy": {"name": "mlp", "chunk": 2}}, 6),
+        (Field((3,)), {"policy": {"name": "mlp", "chunk": 2}, "objective": {"name": "ppo", "level": "action"}}, 3),
+        (Field((3,)), {"policy": {"name": "mlp", "chunk": 2}, "objective": {"name": "ppo", "level": "token"}}, 1),
+        (Field((), "int64", categories=4), {}, 1),
+        (Field((3,)), SAC, 3),
+    ],
+)
+def test_the_entropy_floor_counts_what_the_objective_counts(
+    action: Field, settings: dict[str, Any], entries: int
+) -> None:
+    assert entries_per_unit(load(small.recipe(**settings)), Spec({}, action)) == entries
+
+
+@pytest.mark.parametrize(("log_std", "told"), [(-0.5, False), (-7.5, True)])
+def test_a_gaussian_policy_that_does_not_explore_is_told_of(tmp_path: Path, log_std: float, told: bool) -> None:
+    policy = {"name": "mlp", "hidden": [8], "chunk": 2, "log_std_init": log_std}
+    run = small.train(tmp_path, "run", policy=policy, steps=1)
+    assert ("entropy" in [row["kind"] for row in rows(run.folder.alarms)]) == told
+
+
+def test_every_alarm_watches_something_that_a_run_writes(tmp_path: Path) -> None:
+    grpo = {"objective": {"name": "grpo"}, "rollout": {"lanes": 4, "length": 10, "group": 2}, "learner": {"epochs": 1}}
+    written: set[str] = set()
+    for number, settings in enumerate(({}, grpo, SAC)):
+        run = small.train(tmp_path, f"run-{number}", steps=2, evaluation={"seeds": 2}, **settings)
+        written |= {name for row in run.metrics() for name in row}
+    rules = alarms.AlarmConfig().build(floor=0.0).rules
+    deaf = {p for rule in rules for p in rule.patterns if not any(fnmatch.fnmatchcase(name, p) for name in written)}
+    assert deaf <= UNWRITTEN, f"nobody writes what these alarms read: {sorted(deaf - UNWRITTEN)}"
 
 
 def test_grpo_learns_from_groups_that_start_alike(tmp_path: Path) -> None:

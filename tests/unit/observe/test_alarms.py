@@ -6,8 +6,9 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 
-from m2flow.observe.alarms import ACTIONS, AlarmConfig, Alarms, as_metrics
+from m2flow.observe.alarms import ACTIONS, AlarmConfig, Alarms, as_metrics, automatic_floor
 from m2flow.observe.jsonl import rows
 
 HEALTHY = {
@@ -16,7 +17,6 @@ HEALTHY = {
     "train/grad_norm": 0.8,
     "train/approx_kl": 0.01,
     "train/entropy": 1.2,
-    "train/action_std": 0.5,
     "train/advantage_std": 1.0,
     "train/logprob_gap": 1e-6,
     "train/samples": 4096.0,
@@ -35,7 +35,7 @@ def fired(alarms: Alarms, rows_: list[dict[str, float]], start: int = 0) -> list
 
 
 def test_a_healthy_run_raises_nothing() -> None:
-    assert fired(AlarmConfig().build(categories=4), [{}] * 500) == []
+    assert fired(AlarmConfig().build(floor=automatic_floor(1, 4)), [{}] * 500) == []
 
 
 def test_a_row_without_metrics_raises_nothing() -> None:
@@ -66,7 +66,7 @@ def test_the_first_step_after_a_resume_is_a_first_step() -> None:
     assert fired(after, [{"train/logprob_gap": 0.2}], start=1) == [(1, "logprob_gap", "stop")]
 
 
-@pytest.mark.parametrize("name", ["train/loss", "train/policy_loss", "train/loss/actor", "train/grad_norm/critic"])
+@pytest.mark.parametrize("name", ["train/loss", "train/policy_loss", "train/grad_norm", "train/grad_norm/critic"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_non_finite_loss_or_gradient_stops(name: str, value: float) -> None:
     assert fired(Alarms(), [{name: value}]) == [(0, "non_finite", "stop")]
@@ -93,17 +93,17 @@ def test_a10_all_cut_raises_an_alarm_but_not_a_zero_gradient_stop_at_once() -> N
     [
         ({"train/advantage_std": 0.0}, "stop"),
         ({"train/advantage_std": 8e-9}, "stop"),  # A06: float32 deviation of eight equal rewards
-        ({"rollout/dead_groups": 1.0}, "stop"),
+        ({"train/dead_groups": 1.0}, "stop"),
         ({"rollout/return_std": 0.0}, "warn"),
     ],
 )
 def test_no_signal_fires_after_k_steps_in_a_row(row: dict[str, float], action: str) -> None:
     alarms = AlarmConfig(no_signal_steps=3).build()
-    assert fired(alarms, [row, row, {"rollout/return_std": 1.0, "rollout/dead_groups": 0.5}, row, row]) == []
+    assert fired(alarms, [row, row, {"rollout/return_std": 1.0, "train/dead_groups": 0.5}, row, row]) == []
     assert fired(alarms, [row], start=5) == [(5, "no_signal", action)]
 
 
-@pytest.mark.parametrize("name", ["train/grad_norm", "train/grad_norm/actor", "train/param_delta"])
+@pytest.mark.parametrize("name", ["train/grad_norm", "train/grad_norm/actor"])
 def test_a_zero_gradient_fires_after_k_steps_in_a_row(name: str) -> None:
     alarms = AlarmConfig(zero_gradient_steps=4).build()
     row = {name: 0.0}
@@ -116,6 +116,7 @@ def test_a_missing_reading_neither_counts_nor_resets() -> None:
     for step in range(2):
         assert alarms.check(step, {"eval/success_once": 0.0}) == []
     assert alarms.check(2, {"train/grad_norm": 1.0}) == []
+    assert alarms.check(2, {"eval/success_once": math.nan}) == [], "no episode of this step knows its success"
     assert [a.kind for a in alarms.check(3, {"eval/success_once": 0.0})] == ["stuck"]
 
 
@@ -125,16 +126,34 @@ def test_a_lasting_condition_fires_at_k_2k_4k() -> None:
 
 
 def test_entropy_collapse_of_discrete_actions_is_measured_against_uniform() -> None:
-    alarms = AlarmConfig().build(categories=4)
     floor = 0.01 * math.log(4)
+    alarms = AlarmConfig().build(floor=automatic_floor(1, 4))
     assert fired(alarms, [{"train/entropy": floor * 1.01}]) == []
     assert fired(alarms, [{"train/entropy": floor * 0.99}]) == [(0, "entropy", "warn")]
 
 
-def test_entropy_of_continuous_actions_may_be_negative() -> None:
-    assert fired(AlarmConfig().build(), [{"train/entropy": -3.0}]) == []
-    assert fired(AlarmConfig(entropy_floor=-2.0).build(), [{"train/entropy": -3.0}]) == [(0, "entropy", "warn")]
-    assert fired(Alarms(), [{"train/action_std": 1e-4}]) == [(0, "entropy", "warn")]
+@pytest.mark.parametrize("entries", [1, 6])
+def test_entropy_collapse_of_continuous_actions_is_a_standard_deviation_of_a_thousandth(entries: int) -> None:
+    def entropy(std: float) -> float:
+        normal = torch.distributions.Normal(torch.zeros(entries), torch.full((entries,), std))
+        return float(normal.entropy().sum())
+
+    config = AlarmConfig()
+    assert fired(config.build(floor=automatic_floor(entries, None)), [{"train/entropy": entropy(1.1e-3)}]) == []
+    collapsed = fired(config.build(floor=automatic_floor(entries, None)), [{"train/entropy": entropy(0.9e-3)}])
+    assert collapsed == [(0, "entropy", "warn")]
+
+
+def test_a_floor_of_the_recipe_replaces_the_automatic_one() -> None:
+    own = AlarmConfig(entropy_floor=-2.0).build(floor=automatic_floor(1, None))
+    assert fired(own, [{"train/entropy": -1.9}, {"train/entropy": -3.0}]) == [(1, "entropy", "warn")]
+
+
+def test_the_text_of_a_non_finite_loss_says_what_is_saved() -> None:
+    stopped = AlarmConfig().build().check(0, {"train/loss": math.nan})[0].text
+    assert "ends without saving" in stopped
+    assert "lost" not in stopped
+    assert "saving" not in AlarmConfig(non_finite="warn").build().check(0, {"train/loss": math.nan})[0].text
 
 
 def test_actions_are_configurable_and_off_is_silent() -> None:
@@ -166,11 +185,11 @@ def test_a_wrong_setting_is_an_error_that_names_it(field: str, value: object) ->
 def test_every_alarm_says_what_was_seen_and_what_to_look_at() -> None:
     config = AlarmConfig(no_signal_steps=1, zero_gradient_steps=1, stuck_steps=1, stuck_evaluations=1)
     bad = {
-        "train/logprob_gap": 0.5, "train/loss": math.nan, "train/samples": 0.0, "rollout/dead_groups": 1.0,
-        "rollout/return_std": 0.0, "train/grad_norm": 0.0, "train/action_std": 0.0, "train/entropy": 0.0,
+        "train/logprob_gap": 0.5, "train/loss": math.nan, "train/samples": 0.0, "train/dead_groups": 1.0,
+        "rollout/return_std": 0.0, "train/grad_norm": 0.0, "train/entropy": 0.0,
         "train/approx_kl": 5.0, "rollout/success": 0.0, "eval/success_once": 0.0,
     }  # fmt: skip
-    alarms = config.build(categories=3)
+    alarms = config.build(floor=automatic_floor(1, 3))
     found = alarms.check(0, {"train/advantage_std": 0.0}) + alarms.check(1, bad)
     found += config.build().check(0, {"train/loss": math.inf})
     assert {a.kind for a in found} == {

@@ -42,6 +42,18 @@ def test_without_a_terminal_there_is_one_line_every_few_seconds() -> None:
     ]
 
 
+def test_what_is_not_shown_prints_nothing_but_notes() -> None:
+    console, text = plain()
+    clock = Clock()
+    progress = Progress(10, console=console, clock=clock)
+    clock.now += 60.0
+    progress.update(1, {"rollout/return": 7.0})
+    progress.close()
+    assert text.getvalue() == ""
+    progress.note("alarm")
+    assert text.getvalue() == "alarm\n"
+
+
 def test_a_resumed_run_counts_its_speed_from_where_it_resumed() -> None:
     console, text = plain()
     clock = Clock()

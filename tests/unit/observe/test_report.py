@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
-from m2flow.observe.layout import RunFolder
+from m2flow.observe import runinfo
+from m2flow.observe.layout import RunFolder, read_json, write_json
 from m2flow.observe.report import island, write_report
-from m2flow.observe.report_sections import HOW_TO_GET_VIDEOS, brief, pick
+from m2flow.observe.report_curves import axes
+from m2flow.observe.report_sections import HOW_TO_GET_VIDEOS, NO_VIDEOS, brief, pick
 from m2flow.observe.report_timeline import KEEP_STEPS, gantt, gantt_svg, typical
+from m2flow.observe.rundata import load_run
 from m2flow.observe.timeline import utilisation
 from m2flow.observe.trace import Span
 from tests.unit.observe.make_run import HOSTILE, make_run
@@ -70,7 +73,7 @@ def test_a_finished_run_shows_everything(tmp_path: Path) -> None:
         "train/policy_loss", "rollout/return", "training step", "environment steps",  # curves
         "rollout/0", "learner/0", "cpu:1", "time since the first span (s)",  # timeline
         "train/approx_kl is 2 nats",  # alarm
-        "1000", HOW_TO_GET_VIDEOS, "recipe as given", "resolved configuration", "m2flow train seed=5",
+        "1000", NO_VIDEOS, "recipe as given", "resolved configuration", "m2flow train seed=5",
     ):  # fmt: skip
         assert text in page.words, text
 
@@ -185,6 +188,41 @@ def test_where_there_is_no_video_the_reason_is_given(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r")
     folder.no_videos.write_text("no EGL here: apt-get install libegl1\n")
     assert "no EGL here: apt-get install libegl1" in report(folder, out=tmp_path / "report.html").words
+
+
+def test_videos_that_were_asked_for_and_are_missing_are_explained(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "r")
+    for videos, said in ((0, NO_VIDEOS), (2, HOW_TO_GET_VIDEOS)):
+        write_json(folder.config, {"name": "reach", "evaluation": {"videos": videos}})
+        assert said in report(folder, out=tmp_path / "report.html").words
+
+
+def test_a_resumed_run_is_repeated_by_the_command_it_began_with(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "r", seed=5)
+    for steps in ("20", "30"):
+        runinfo.write_env(folder, {"run": 5}, ["m2flow", "resume", "r", "--steps", steps])
+    words = report(folder, out=tmp_path / "report.html").words
+    # of a table, all headings come first, then all cells
+    assert re.search(r"command +continued by", words)
+    assert re.search(r"m2flow train seed=5 +m2flow resume r --steps 20; m2flow resume r --steps 30", words)
+
+
+def test_the_time_between_a_stop_and_a_resume_is_no_wall_time(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "r")
+    status = read_json(folder.status) | {"started": 0.0, "seconds": 252.0}
+    write_json(folder.status, status)
+    rows = [{"step": step, "time": 1e6 * step, "time/total_s": 60.0 * step} for step in (1, 2)]
+    folder.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "4 min 12 s" in report(folder, out=tmp_path / "report.html").words
+    minutes = next(axis for axis in axes([load_run(folder.path)]) if axis.key == "time")
+    assert minutes.points[0].values == [1.0, 2.0]
+
+
+def test_a_device_is_said_to_be_taken_not_busy(tmp_path: Path) -> None:
+    words = report(make_run(tmp_path / "r"), out=tmp_path / "report.html").words
+    assert "device taken" in words
+    assert "stage busy" in words
+    assert "the stage may use only some" in words
 
 
 def test_sample_episodes_are_the_filmed_ones_then_worst_to_best() -> None:
