@@ -5,35 +5,27 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from pathlib import Path
 
 from m2flow.flow.cluster import Cluster, Device
+from m2flow.observe.runinfo import machine
 
 
 def detect() -> Cluster:
     """CPU cores this process may use, and NVIDIA GPUs if the driver's own tool lists them. Imports no torch."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-    memory = host_memory()
-    devices = [Device(id=f"cpu:{i}", kind="cpu", memory=memory // len(cores)) for i, _ in enumerate(cores)]
+    cores, memory = _cores(), machine()["memory_bytes"]
+    each = None if memory is None else memory // len(cores)
+    devices = [Device(id=f"cpu:{i}", kind="cpu", memory=each) for i, _ in enumerate(cores)]
     devices += [Device(id=f"gpu:{i}", kind="gpu", memory=size) for i, size in enumerate(_gpu_memory())]
     return Cluster(devices=tuple(devices))
 
 
 def core_of(device: str) -> int:
     """The operating system's number of a "cpu:i" device: the i-th core this process may use."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-    return cores[int(device.partition(":")[2])]
+    return _cores()[int(device.partition(":")[2])]
 
 
-def host_memory() -> int:
-    """Bytes of memory on this host, bounded by the container's limit where there is one."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        if Path(path).exists():
-            text = Path(path).read_text(encoding="ascii").strip()
-            if text.isdigit():
-                total = min(total, int(text))
-    return total
+def _cores() -> list[int]:
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
 def _gpu_memory() -> list[int]:

@@ -158,6 +158,8 @@ class Worker:
             rank=rank,
             stage=self.nodes[name],
             device=",".join(self.spec.devices),
+            # Without a capacity, yet bounded: the driver admits a step only behind at most `lag` unfinished ones, so
+            # what is here is of lag + 1 steps at most. A full inbox would stop the very loop that empties it.
             inbox=Channel(
                 f"inbox of {name}/{rank}",
                 producer=" and ".join(sorted(f"{who}/{r}" for who, r in producers(flow, plan, name, rank))) or DRIVER,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,11 @@ from typing import Any
 import psutil
 import pytest
 
+from m2flow.flow.plan import Place, Plan
 from m2flow.runtime.cluster import detect
 from m2flow.runtime.driver import Driver, DriverConfig, Hooks
 from m2flow.runtime.failures import RunFailed, Stalled
+from m2flow.runtime.worker import Worker
 from tests.integration import toy_flow
 
 PLANS = [("shared", 1), ("shared", 2), ("apart", 1), ("processes", 1), ("processes", 2)]
@@ -23,8 +27,9 @@ def run(
 ) -> tuple[Driver, dict[int, float]]:
     seen: dict[int, float] = {}
 
-    def on_step(step: int, metrics: Any) -> None:
-        seen[step] = metrics["train/loss"][0].value
+    def on_step(step: int, said: Any) -> None:
+        [(_, metrics)] = said
+        seen[step] = metrics["train/loss"].value
 
     driver = Driver(
         toy_flow.FLOW,
@@ -112,3 +117,36 @@ def test_processes_are_pinned_to_their_cores(tmp_path: Path) -> None:
     cores = sorted(os.sched_getaffinity(0))
     assert [affinity[pid] for pid in payloads[0]["pids"]] == [[cores[0]]]
     assert affinity[payloads[0]["sink"]] == [cores[1]]
+
+
+@pytest.mark.parametrize("lag", [0, 1, 3])
+def test_an_inbox_holds_at_most_lag_plus_one_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lag: int) -> None:
+    """Nothing but the driver's admission bounds it. The sink waits until the source is as far ahead as it may be."""
+    steps, most, ended, made = 8, 0, -1, threading.Semaphore(0)
+    receive, consume = Worker._on_item, toy_flow.Sink.work
+
+    def seen(worker: Worker, stage: str, producer: Any, step: int, item: Any, end: bool) -> None:
+        nonlocal most
+        receive(worker, stage, producer, step, item, end)
+        most = max(most, sum(worker.hosts[stage].inbox.size(str(s)) > 0 for s in range(steps)))
+        if end:
+            made.release()
+
+    async def slow(sink: toy_flow.Sink, items: Any) -> Any:
+        nonlocal ended
+        ahead = min(items[0]["step"] + lag, steps - 1)  # the last step that may be on its way during this one
+        while ended < ahead:
+            assert await asyncio.to_thread(made.acquire, timeout=60)
+            ended += 1
+        for output in consume(sink, items):
+            yield output
+
+    monkeypatch.setattr(Worker, "_on_item", seen)
+    monkeypatch.setattr(toy_flow.Sink, "work", slow)
+    front, back = Place(("cpu:0",)), Place(("cpu:1",))
+    plan = Plan({"source": front, "adder": front, "sink": back}, lag=lag)
+    driver = Driver(
+        toy_flow.FLOW, plan, toy_flow.parts(), cluster=detect(), config=DriverConfig(steps=steps), logs=tmp_path
+    )
+    assert driver.run().steps == steps
+    assert lag <= most <= lag + 1, "the source ran ahead, and no further"
