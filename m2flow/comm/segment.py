@@ -30,7 +30,7 @@ class Segment:
     def create(cls, least: int) -> Segment:
         """A new segment of at least this many bytes."""
         size = max(SMALLEST, 1 << (least - 1).bit_length())
-        fd = _anonymous_file()
+        fd = anonymous_file()
         os.ftruncate(fd, size)
         return cls(fd, size)
 
@@ -47,10 +47,11 @@ class Segment:
         self.introduced()
 
 
-def _anonymous_file() -> int:
+def anonymous_file(name: str = "m2flow") -> int:
+    """Descriptor of an empty file in memory; `name` is only for who looks into /proc."""
     if hasattr(os, "memfd_create"):
-        return os.memfd_create("m2flow", os.MFD_CLOEXEC)
-    fd, path = tempfile.mkstemp(prefix="m2flow-")
+        return os.memfd_create(name, os.MFD_CLOEXEC)
+    fd, path = tempfile.mkstemp(prefix=f"{name}-")
     os.unlink(path)  # noqa: PTH108  from here on it has no name
     return fd
 

@@ -71,44 +71,21 @@ def is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray) or is_tensor(value)
 
 
-def map_leaves(fn: Callable[[Any], Any], tree: Tree, is_leaf: Callable[[Any], bool] = is_array) -> Tree:
+def map_leaves(fn: Callable[[Any], Any], tree: Tree) -> Tree:
     """The same tree with `fn` applied to every array; other values are kept as they are."""
     if type(tree) in _PLAIN:
         return tree
-    if is_leaf(tree):
+    if is_array(tree):
         return fn(tree)
     if type(tree) in _MAPPINGS:
-        return {key: map_leaves(fn, value, is_leaf) for key, value in tree.items()}
+        return {key: map_leaves(fn, value) for key, value in tree.items()}
     if isinstance(tree, (list, tuple)):
-        parts = [map_leaves(fn, value, is_leaf) for value in tree]
+        parts = [map_leaves(fn, value) for value in tree]
         return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         names = [f.name for f in dataclasses.fields(tree) if f.init]
-        return dataclasses.replace(tree, **{n: map_leaves(fn, getattr(tree, n), is_leaf) for n in names})
+        return dataclasses.replace(tree, **{n: map_leaves(fn, getattr(tree, n)) for n in names})
     return tree
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Slot:
-    """Where leaf number `index` stood."""
-
-    index: int
-
-
-def flatten(tree: Tree) -> tuple[list[Array], Tree]:
-    """All arrays in order, and the tree with a Slot in place of each."""
-    leaves: list[Array] = []
-
-    def take(leaf: Array) -> Slot:
-        leaves.append(leaf)
-        return Slot(len(leaves) - 1)
-
-    return leaves, map_leaves(take, tree)
-
-
-def unflatten(skeleton: Tree, leaves: Sequence[Array]) -> Tree:
-    """The opposite of `flatten`."""
-    return map_leaves(lambda slot: leaves[slot.index], skeleton, lambda value: isinstance(value, Slot))
 
 
 def copy(tree: Tree) -> Tree:

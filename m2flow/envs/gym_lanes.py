@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,11 +16,26 @@ from m2flow.envs.lanes import LaneSeeds
 from m2flow.envs.render import gl_available, prepare_mujoco
 from m2flow.types import Array, Observation, Spec
 
-if TYPE_CHECKING:
-    from m2flow.envs.gymnasium import GymnasiumConfig
-
 NEVER = 1 << 62  # steps
 SUCCESS_NAMES = ("success", "is_success", "succeed")
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Which Gymnasium environment, and what to read of it: what a process needs to make its lanes.
+
+    Example: `World("HalfCheetah-v5", max_episode_steps=200)`. The fields are those of `GymnasiumConfig`.
+    """
+
+    id: str
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    max_episode_steps: int | None = None
+    success: str | None = "auto"
+    info: tuple[str, ...] = ()
+
+    def time_limit(self) -> int | None:
+        """Steps after which an episode is truncated; None: never."""
+        return self.max_episode_steps or registered(self).max_episode_steps
 
 
 def _gymnasium() -> Any:
@@ -31,69 +46,69 @@ def _gymnasium() -> Any:
     return gymnasium
 
 
-def registered(config: GymnasiumConfig) -> Any:
+def registered(world: World) -> Any:
     """The registered EnvSpec behind an id. Raises ValueError with gymnasium's hint where there is none."""
     gymnasium = _gymnasium()
-    module, _, name = config.id.rpartition(":")
+    module, _, name = world.id.rpartition(":")
     try:
         if module:
             importlib.import_module(module)  # which registers its environments
         return gymnasium.spec(name)
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
         raise ValueError(
-            f"id: {config.id!r} is no Gymnasium environment ({error}); an environment of another package needs "
+            f"id: {world.id!r} is no Gymnasium environment ({error}); an environment of another package needs "
             "the form 'package.module:Id', so that the package is imported first"
         ) from error
 
 
-def make(config: GymnasiumConfig, render: bool) -> Any:
+def make(world: World, render: bool) -> Any:
     """One environment without checkers. The time limit is left to the caller."""
     gymnasium = _gymnasium()
-    spec = copy.copy(registered(config))
+    spec = copy.copy(registered(world))
     spec.order_enforce = False
     spec.disable_env_checker = True
-    kwargs = dict(config.kwargs)
+    kwargs = dict(world.kwargs)
     if render:
         kwargs.setdefault("render_mode", "rgb_array")
     if "mujoco" in str(spec.entry_point):
         prepare_mujoco(render)
     env = gymnasium.make(spec, max_episode_steps=-1, **kwargs)
-    _refuse_autoreset(env, gymnasium, config)
+    _refuse_autoreset(env, gymnasium, world)
     if render and hasattr(env.unwrapped, "model"):
         quality = env.unwrapped.model.vis.quality  # in software these two cost ten times the rest of a frame
         quality.shadowsize = quality.offsamples = 0
     return env
 
 
-def renderable(config: GymnasiumConfig) -> tuple[bool, str]:
+def renderable(world: World) -> tuple[bool, str]:
     """Whether this env can be drawn here, by drawing it once (where that cannot end the process), or why not."""
     gymnasium = _gymnasium()
-    if "mujoco" in str(registered(config).entry_point):
+    if "mujoco" in str(registered(world).entry_point):
         ready, why = gl_available()
         if not ready:
             return False, why
     env = None
     try:
-        env = make(config, render=False)
+        env = make(world, render=False)
         if "rgb_array" not in env.metadata.get("render_modes", []):
-            return False, f"{config.id} cannot draw frames (it has no render mode rgb_array)"
+            return False, f"{world.id} cannot draw frames (it has no render mode rgb_array)"
         env.close()
-        env = make(config, render=True)
+        env = make(world, render=True)
         env.reset(seed=0)
         env.render()
     except (gymnasium.error.Error, ImportError) as error:
-        return False, f"{config.id} cannot draw frames here: {' '.join(str(error).split())}"
+        return False, f"{world.id} cannot draw frames here: {' '.join(str(error).split())}"
     finally:
         if env is not None:
             env.close()
     return True, ""
 
 
-def _refuse_autoreset(env: Any, gymnasium: Any, config: GymnasiumConfig) -> None:
+def _refuse_autoreset(env: Any, gymnasium: Any, world: World) -> None:
     while isinstance(env, gymnasium.Wrapper):
         if isinstance(env, gymnasium.wrappers.Autoreset):
             raise ValueError(  # noqa: TRY004 a user's error, in the form of all of them
-                f"id: {config.id!r} is wrapped in gymnasium's Autoreset, so every episode would be reset twice and "
+                f"id: {world.id!r} is wrapped in gymnasium's Autoreset, so every episode would be reset twice and "
                 "every second initial state skipped; register it without that wrapper"
             )
         env = env.env
@@ -102,16 +117,16 @@ def _refuse_autoreset(env: Any, gymnasium: Any, config: GymnasiumConfig) -> None
 class GymLanes:
     """B Gymnasium envs stepped one after another into given arrays. Used in process and inside workers."""
 
-    def __init__(self, config: GymnasiumConfig, seeds: LaneSeeds, render: bool) -> None:
-        self.config, self.seeds, self.drawable = config, seeds, render
-        self.envs = [make(config, render) for _ in seeds.lanes]
+    def __init__(self, world: World, seeds: LaneSeeds, render: bool) -> None:
+        self.world, self.seeds, self.drawable = world, seeds, render
+        self.envs = [make(world, render) for _ in seeds.lanes]
         self.leaves = spaces.leaves(self.envs[0].observation_space)
         first = self.leaves[0]
         self.spec = spaces.spec_of(self.envs[0].observation_space, self.envs[0].action_space)
         self.encode = spaces.action_encoder(self.envs[0].action_space)
-        self.limit = config.time_limit() or NEVER
+        self.limit = world.time_limit() or NEVER
         self.success = self._find_success()
-        self.info_names = (*(("success",) if self.success else ()), *config.info)  # columns of `Step.info`
+        self.info_names = (*(("success",) if self.success else ()), *world.info)  # columns of `Step.info`
         self.steps = [env.step for env in self.envs]
         # One array to write per lane and nothing to translate: most environments, so their loop has no branches.
         plain = len(self.leaves) == 1 and not first.path and not first.start
@@ -123,8 +138,8 @@ class GymLanes:
 
     def _find_success(self) -> str | None:
         """The entry of info that says success. "auto" plays one step; the env is reset with its true seed later."""
-        if self.config.success != "auto":
-            return self.config.success
+        if self.world.success != "auto":
+            return self.world.success
         env = self.envs[0]
         env.reset(seed=0)
         env.action_space.seed(0)
@@ -202,9 +217,9 @@ class GymLanes:
     def _write_info(self, out: Answer, row: int, info: Mapping[str, Any]) -> None:
         if self.success is not None:
             out.info["success"][row] = info.get(self.success, 0) > 0
-        for name in self.config.info:
+        for name in self.world.info:
             if name not in info:
-                raise ValueError(f"info: {self.config.id} says nothing called {name!r}; it says {sorted(info)}")
+                raise ValueError(f"info: {self.world.id} says nothing called {name!r}; it says {sorted(info)}")
             out.info[name][row] = info[name]
 
     def replay(self, row: int, episode: int, actions: Array, obs: Observation) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from m2flow.envs import spaces
-from m2flow.envs.gym_lanes import Answer, GymLanes, make, registered, renderable
+from m2flow.envs.gym_lanes import Answer, GymLanes, World, make, renderable
 from m2flow.envs.lanes import LaneSeeds, check_action, seeded, training
 from m2flow.envs.replay import ActionLog, check_replayed, same_epoch
 from m2flow.types import Array, Observation, Spec, Step, Tree
@@ -57,14 +57,20 @@ class GymnasiumConfig:
 
     def _build(self, lanes: LaneSeeds, render: bool) -> VectorEnv:
         if self.workers == 0:
-            return GymnasiumEnv(self, lanes, render)
+            return GymnasiumEnv(self.world(), lanes, render, cut=self.resume == "cut")
         from m2flow.envs.workers import WorkerEnv
 
-        return WorkerEnv(self, lanes, render)
+        return WorkerEnv(
+            self.world(), lanes, render, workers=self.workers, timeout=self.timeout, cut=self.resume == "cut"
+        )
+
+    def world(self) -> World:
+        """The part of this that makes an environment."""
+        return World(self.id, self.kwargs, self.max_episode_steps, self.success, self.info)
 
     def spec(self) -> Spec:
         """What the environment shows and accepts (makes one env)."""
-        env = make(self, render=False)
+        env = make(self.world(), render=False)
         try:
             return spaces.spec_of(env.observation_space, env.action_space)
         finally:
@@ -72,19 +78,19 @@ class GymnasiumConfig:
 
     def time_limit(self) -> int | None:
         """Steps after which an episode is truncated; None: never."""
-        return self.max_episode_steps or registered(self).max_episode_steps
+        return self.world().time_limit()
 
     def renderable(self) -> tuple[bool, str]:
         """Whether frames can be drawn on this machine, and if not, what to do."""
-        return renderable(self)
+        return renderable(self.world())
 
 
 class GymnasiumEnv:
     """A VectorEnv of Gymnasium envs in this process. Made by `GymnasiumConfig.build`."""
 
-    def __init__(self, config: GymnasiumConfig, seeds: LaneSeeds, render: bool = False) -> None:
-        self.config, self.seeds = config, seeds
-        self.group = GymLanes(config, seeds, render)
+    def __init__(self, world: World, seeds: LaneSeeds, render: bool = False, *, cut: bool = False) -> None:
+        self.world, self.seeds, self.cut = world, seeds, cut
+        self.group = GymLanes(world, seeds, render)
         self.spec, self.lanes = self.group.spec, seeds.ids
         self._blank = Answer.blank(self.spec, self.group.info_names, len(self.lanes))
         self.log = ActionLog(len(self.lanes))
@@ -130,9 +136,9 @@ class GymnasiumEnv:
     def snapshot(self) -> Tree:
         """Episode numbers and the actions since each lane's reset; see `GymnasiumConfig.resume`."""
         assert not self.seeds.single, "an evaluation env holds one episode per lane and is not saved"
-        if self.config.resume == "cut":
+        if self.cut:
             self._start([k + 1 for k in self.group.episodes])
-        return self.log.state(self.group.episodes, self.obs, cut=self.config.resume == "cut")
+        return self.log.state(self.group.episodes, self.obs, cut=self.cut)
 
     def restore(self, state: Tree) -> Observation:
         """Continue from a snapshot."""
@@ -141,7 +147,7 @@ class GymnasiumEnv:
         obs = spaces.empty(self.spec.observation, len(self.lanes))
         for row, (episode, actions) in enumerate(zip(state["episode"], state["actions"], strict=True)):
             self.group.replay(row, int(episode), actions, obs)
-        check_replayed(obs, state, self.lanes, self.config.id)
+        check_replayed(obs, state, self.lanes, self.world.id)
         self.log.load(state["actions"])
         self.obs, self._action = obs, None
         return obs

@@ -78,8 +78,8 @@ class _Server:
     def handle(self, what: str, *args: Any) -> Any:
         """Anything but a step."""
         if what == "make":
-            config, seeds, render = args
-            self.lanes = GymLanes(config, seeds, render)
+            world, seeds, render = args
+            self.lanes = GymLanes(world, seeds, render)
             return self.lanes.spec, self.lanes.info_names
         assert self.lanes is not None
         if what == "map":

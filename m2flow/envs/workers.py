@@ -23,16 +23,15 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from m2flow.comm.segment import anonymous_file
+from m2flow.envs.gym_lanes import World
 from m2flow.envs.lanes import LaneSeeds, check_action
 from m2flow.envs.replay import ActionLog, check_replayed, same_epoch
 from m2flow.types import Array, Observation, Spec, Step, Tree
-
-if TYPE_CHECKING:
-    from m2flow.envs.gymnasium import GymnasiumConfig
 
 START_LIMIT = 120.0  # seconds to import the environment's packages and make the envs
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from m2flow.envs.worker_main import main; main()"
@@ -68,11 +67,14 @@ class Block:
 class WorkerEnv:
     """A VectorEnv over worker processes. Made by `GymnasiumConfig.build` with `workers` > 0."""
 
-    def __init__(self, config: GymnasiumConfig, seeds: LaneSeeds, render: bool = False) -> None:
-        self.config, self.seeds, self.lanes = config, seeds, seeds.ids
-        count = min(config.workers, len(seeds.lanes))
+    def __init__(
+        self, world: World, seeds: LaneSeeds, render: bool = False, *, workers: int, timeout: float, cut: bool = False
+    ) -> None:
+        self.world, self.seeds, self.lanes = world, seeds, seeds.ids
+        self.timeout, self.cut = timeout, cut
+        count = min(workers, len(seeds.lanes))
         edges = [len(seeds.lanes) * i // count for i in range(count + 1)]
-        self._fd = _shared_file()
+        self._fd = anonymous_file("m2flow-env")
         self._workers = [
             _Worker(seeds.take(a, b), a, b, self._fd, len(seeds.lanes)) for a, b in itertools.pairwise(edges)
         ]
@@ -93,9 +95,9 @@ class WorkerEnv:
         self._pending = False
 
     def _start(self, render: bool) -> tuple[Spec, tuple[str, ...]]:
-        config = dataclasses.replace(self.config, kwargs=_plain(self.config.kwargs))  # so that workers import little
+        world = dataclasses.replace(self.world, kwargs=_plain(self.world.kwargs))  # so that workers import little
         for worker in self._workers:
-            worker.tell(("make", config, worker.seeds, render))
+            worker.tell(("make", world, worker.seeds, render))
         answers = [worker.answer(time.monotonic() + START_LIMIT, START_LIMIT) for worker in self._workers]
         spec, info = answers[0]
         return spec, info
@@ -106,8 +108,8 @@ class WorkerEnv:
     def _each(self, messages: Sequence[tuple[Any, ...]]) -> list[Any]:
         for worker, message in zip(self._workers, messages, strict=True):
             worker.tell(message)
-        limit = time.monotonic() + self.config.timeout
-        return [worker.answer(limit, self.config.timeout) for worker in self._workers]
+        limit = time.monotonic() + self.timeout
+        return [worker.answer(limit, self.timeout) for worker in self._workers]
 
     def reset(self) -> Observation:
         """Start every lane at its first episode."""
@@ -135,9 +137,9 @@ class WorkerEnv:
         """Wait for every worker. Raises `WorkerFailed` with its lanes where one died, hung or raised."""
         assert self._pending, "recv: nothing was sent"
         self._pending = False
-        limit = time.monotonic() + self.config.timeout
+        limit = time.monotonic() + self.timeout
         for worker in self._workers:
-            worker.answer(limit, self.config.timeout)
+            worker.answer(limit, self.timeout)
         block = self._block
         obs = {name: array.copy() for name, array in block.obs.items()}
         terminated, truncated, valid = block.flags.T.copy()
@@ -156,9 +158,9 @@ class WorkerEnv:
     def snapshot(self) -> Tree:
         """Episode numbers and the actions since each lane's reset; see `GymnasiumConfig.resume`."""
         assert not self.seeds.single, "an evaluation env holds one episode per lane and is not saved"
-        if self.config.resume == "cut":
+        if self.cut:
             self._begin([k + 1 for k in self.episodes])
-        return self.log.state(self.episodes, self.obs, cut=self.config.resume == "cut")
+        return self.log.state(self.episodes, self.obs, cut=self.cut)
 
     def restore(self, state: Tree) -> Observation:
         """Continue from a snapshot."""
@@ -171,7 +173,7 @@ class WorkerEnv:
         ]
         self._each(messages)
         obs = {name: array.copy() for name, array in self._block.obs.items()}
-        check_replayed(obs, state, self.lanes, self.config.id)
+        check_replayed(obs, state, self.lanes, self.world.id)
         self.log.load(state["actions"])
         self.obs = obs
         return obs
@@ -180,7 +182,7 @@ class WorkerEnv:
         """uint8 [H, W, 3] of the lane in row `lane`."""
         worker = next(w for w in self._workers if w.start <= lane < w.stop)
         worker.tell(("render", lane - worker.start))
-        return worker.answer(time.monotonic() + self.config.timeout, self.config.timeout)
+        return worker.answer(time.monotonic() + self.timeout, self.timeout)
 
     def close(self) -> None:
         """End the workers and free the shared memory."""
@@ -272,14 +274,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     return tuple(map(_plain, value)) if isinstance(value, tuple) else value
-
-
-def _shared_file() -> int:
-    """A file in memory without a name, so that nothing is left behind."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("m2flow-env")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
 
 
 def _stop(workers: Sequence[_Worker], fd: int) -> None:

@@ -8,10 +8,7 @@ ppo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from m2flow.flow.graph import Edge, Flow, Node
+from m2flow.flow.graph import Edge, Flow, Node
 
 _LINE = {"Stream": "=", "Call": "-", "Weights": "."}
 _BAR = {"Stream": "|", "Call": "|", "Weights": ":"}

@@ -13,15 +13,13 @@ edges:
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import MISSING, fields
+from typing import Any
 
+from m2flow.flow.graph import Call, Edge, Flow, FlowError, Node, Stream, Weights
 from m2flow.flow.text import dump_yaml, integer, items, load_yaml, mapping, names, read, text
 
-if TYPE_CHECKING:
-    from m2flow.flow.graph import Edge, Flow, Node
-
-EDGES = ("stream", "call", "weights")
+EDGES: dict[str, type[Edge]] = {"stream": Stream, "call": Call, "weights": Weights}
 _NODE = {
     "kind": text,
     "trigger": text,
@@ -43,7 +41,7 @@ def ends(value: Any) -> tuple[str, str]:
 
 
 def write(flow: Flow) -> str:
-    """YAML of a flow, defaults left out."""
+    """YAML that `parse` reads back to an equal flow. Defaults are left out."""
     nodes = {node.name: _given(node, skip=("name",)) for node in flow.nodes}
     edges = [
         {type(edge).__name__.lower(): f"{edge.src} -> {edge.dst}", **_given(edge, skip=("src", "dst"))}
@@ -61,38 +59,25 @@ def _given(item: Node | Edge, skip: tuple[str, ...]) -> dict[str, Any]:
     return out
 
 
-@dataclass(slots=True)
-class Parsed:
-    """What a flow file says: the arguments of every node and edge, and what is wrong with the text."""
-
-    name: str = "?"
-    nodes: list[dict[str, Any]] = field(default_factory=list)
-    edges: list[tuple[str, dict[str, Any]]] = field(default_factory=list)  # (kind, arguments)
-    problems: list[str] = field(default_factory=list)
-
-
-def parse(source: str) -> Parsed:
-    """Read a flow file; every problem of the text is listed."""
-    out = Parsed()
-    top = read(load_yaml(source), {"flow": text, "nodes": mapping, "edges": items}, "flow file", out.problems)
-    if not out.problems:
-        out.problems += [f"flow file: {key!r} is missing" for key in ("flow", "nodes") if key not in top]
-    out.name = top.get("flow", out.name)
-    for name, body in top.get("nodes", {}).items():
-        out.nodes.append({"name": name, **read(body or {}, _NODE, name, out.problems)})
-    for entry in top.get("edges", ()):
-        _edge(entry, out)
-    return out
+def parse(source: str) -> Flow:
+    """Read a flow. Unknown keys are refused with the nearest name; FlowError lists every problem of the text."""
+    problems: list[str] = []
+    top = read(load_yaml(source), {"flow": text, "nodes": mapping, "edges": items}, "flow file", problems)
+    if not problems:
+        problems += [f"flow file: {key!r} is missing" for key in ("flow", "nodes") if key not in top]
+    nodes = [Node(name, **read(body or {}, _NODE, name, problems)) for name, body in top.get("nodes", {}).items()]
+    edges = [_edge(entry, problems) for entry in top.get("edges", ())]
+    if problems:
+        raise FlowError(f"flow {top.get('flow', '?')!r}", problems)
+    return Flow(top["flow"], tuple(nodes), tuple(edge for edge in edges if edge is not None))
 
 
-def _edge(entry: Any, out: Parsed) -> None:
+def _edge(entry: Any, problems: list[str]) -> Edge | None:
     kinds = [kind for kind in EDGES if isinstance(entry, dict) and kind in entry]
     if len(kinds) != 1:
-        out.problems.append(f"edges: expected one of {', '.join(EDGES)} in {entry!r}")
-        return
+        problems.append(f"edges: expected one of {', '.join(EDGES)} in {entry!r}")
+        return None
     [kind] = kinds
     readers = {kind: ends, **({"atom": text, "channel": text} if kind == "stream" else {})}
-    values = read(entry, readers, f"edges.{kind}", out.problems)
-    if kind in values:
-        src, dst = values.pop(kind)
-        out.edges.append((kind, {"src": src, "dst": dst, **values}))
+    values = read(entry, readers, f"edges.{kind}", problems)
+    return EDGES[kind](*values.pop(kind), **values) if kind in values else None

@@ -22,14 +22,12 @@ from dataclasses import dataclass, fields
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, Literal, TypeAlias
 
-from m2flow.flow.draw import draw
-from m2flow.flow.flow_yaml import parse, write
 from m2flow.flow.text import Change, Invalid, changes, nearest
 
 KINDS = ("stage", "service")
 TRIGGERS = ("step", "evaluate")
 SCOPES = ("group", "batch")
-CHANNELS = ("fifo", "replay", "priority")
+CHANNELS = ("fifo", "replay")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 
 
@@ -62,13 +60,9 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
-    """Ordered items from stage to stage. `atom` is never cut; `channel` is the rule by which items are handed out."""
-
+class _Joined:
     src: str
     dst: str
-    atom: str = "trajectory"
-    channel: Literal["fifo", "replay", "priority"] = "fifo"
 
     @property
     def key(self) -> str:
@@ -77,29 +71,22 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class Stream(_Joined):
+    """Ordered items from stage to stage. `atom` is never cut; `channel` is the rule by which items are handed out: as
+    they came, or drawn by a sampling rule."""
+
+    atom: str = "trajectory"
+    channel: Literal["fifo", "replay"] = "fifo"
+
+
+@dataclass(frozen=True, slots=True)
+class Call(_Joined):
     """Question and answer inside an episode: `src` awaits a handle of the service `dst`."""
 
-    src: str
-    dst: str
-
-    @property
-    def key(self) -> str:
-        """ "src->dst", as plans name it."""
-        return f"{self.src}->{self.dst}"
-
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class Weights(_Joined):
     """Versioned weights from the training stage `src` to the service `dst`."""
-
-    src: str
-    dst: str
-
-    @property
-    def key(self) -> str:
-        """ "src->dst", as plans name it."""
-        return f"{self.src}->{self.dst}"
 
 
 Edge: TypeAlias = Stream | Call | Weights
@@ -169,31 +156,18 @@ class Flow:
 
     def downstream(self, starts: Iterable[str]) -> frozenset[str]:
         """`starts` and every stage that streams lead to from them."""
-        return self._closure(starts, forward=True)
-
-    def upstream(self, ends: Iterable[str]) -> frozenset[str]:
-        """`ends` and every stage from which streams lead to them."""
-        return self._closure(ends, forward=False)
-
-    def _closure(self, starts: Iterable[str], *, forward: bool) -> frozenset[str]:
         seen = set(starts)
         todo = list(seen)
         while todo:
             here = todo.pop()
-            for edge in self.streams:
-                near, far = (edge.src, edge.dst) if forward else (edge.dst, edge.src)
-                if near == here and far not in seen:
-                    seen.add(far)
-                    todo.append(far)
+            new = [edge.dst for edge in self.streams if edge.src == here and edge.dst not in seen]
+            seen.update(new)
+            todo += new
         return frozenset(seen)
 
     def streams_into(self, name: str) -> tuple[Stream, ...]:
         """Streams that end at this stage."""
         return tuple(edge for edge in self.streams if edge.dst == name)
-
-    def streams_from(self, name: str) -> tuple[Stream, ...]:
-        """Streams that start at this stage."""
-        return tuple(edge for edge in self.streams if edge.src == name)
 
     def calls_of(self, name: str) -> tuple[Call, ...]:
         """Calls that this node makes."""
@@ -206,10 +180,6 @@ class Flow:
     def weights_into(self, name: str) -> tuple[Weights, ...]:
         """Weights edges that end at this service."""
         return tuple(edge for edge in self.weights if edge.dst == name)
-
-    def weights_from(self, name: str) -> tuple[Weights, ...]:
-        """Weights edges that start at this stage."""
-        return tuple(edge for edge in self.weights if edge.src == name)
 
     def order(self) -> tuple[str, ...]:
         """Stages, producers before consumers, ties in the order of `nodes`. Stages on a circle are left out."""
@@ -248,26 +218,6 @@ class Flow:
             else:
                 out.append(_came_or_went(self, "edge", name, came=name in others))
         return tuple(out)
-
-    # ---- text
-
-    def to_yaml(self) -> str:
-        """YAML that `from_yaml` reads back to an equal flow. Defaults are left out."""
-        return write(self)
-
-    @staticmethod
-    def from_yaml(source: str) -> Flow:
-        """Read a flow. Unknown keys are refused with the nearest name."""
-        parsed = parse(source)
-        if parsed.problems:
-            raise FlowError(f"flow {parsed.name!r}", parsed.problems)
-        kinds: dict[str, Any] = {"stream": Stream, "call": Call, "weights": Weights}
-        edges = tuple(kinds[kind](**values) for kind, values in parsed.edges)
-        return Flow(parsed.name, tuple(Node(**values) for values in parsed.nodes), edges)
-
-    def ascii(self) -> str:
-        """A drawing for a terminal."""
-        return draw(self)
 
 
 def _came_or_went(flow: Flow, what: str, name: str, *, came: bool) -> Change:

@@ -1,4 +1,4 @@
-"""Plan to plain values and back, the form of a plan file:
+"""Reading a plan from plain values; the form of a plan file:
 
 plan: split
 lag: 0
@@ -13,42 +13,10 @@ sub_batches: {rollout -> policy: 2}
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from m2flow.flow.cluster import compress, expand
+from m2flow.flow.cluster import expand
 from m2flow.flow.text import boolean, integer, items, mapping, names, read, text
-
-if TYPE_CHECKING:
-    from m2flow.flow.plan import Place, Plan
-
-
-def write(plan: Plan) -> dict[str, Any]:
-    """Plain values, defaults left out."""
-    out: dict[str, Any] = {"plan": plan.name, "lag": plan.lag}
-    out["places"] = {name: _place_entry(place) for name, place in plan.places.items()}
-    if plan.chunks:
-        out["chunks"] = {_spaced(key): value for key, value in plan.chunks.items()}
-    if plan.shifts:
-        out["shifts"] = [list(group) for group in plan.shifts]
-    if plan.sub_batches:
-        out["sub_batches"] = {_spaced(key): value for key, value in plan.sub_batches.items()}
-    return out
-
-
-def _spaced(key: str) -> str:
-    return " -> ".join(key.split("->"))
-
-
-def _place_entry(place: Place) -> dict[str, Any]:
-    out: dict[str, Any] = {"devices": compress(place.devices).split(",")} if place.devices else {}
-    if len(out.get("devices", ())) == 1:
-        out["devices"] = out["devices"][0]
-    for part in fields(place):
-        value = getattr(place, part.name)
-        if part.name != "devices" and value != part.default:
-            out[part.name] = value
-    return out
 
 
 def parse(data: Any, problems: list[str]) -> dict[str, Any]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from m2flow import registry
 
 
 class Invalid(ValueError):
@@ -54,9 +55,9 @@ def changes(subject: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> lis
 def nearest(name: str, options: Iterable[str]) -> str:
     """' (did you mean ...?)', or the names there are, to be put behind an unknown name."""
     known = list(options)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    if close:
-        return f" (did you mean {close[0]!r}?)"
+    close = registry.nearest(name, known)
+    if close is not None:
+        return f" (did you mean {close!r}?)"
     return f" (there is: {', '.join(known)})" if known else " (there is none)"
 
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import combinations
-from typing import TYPE_CHECKING
 
 from m2flow.flow.cluster import Cluster, compress
 from m2flow.flow.graph import Flow, Stream
+from m2flow.flow.place import Place, Plan
 from m2flow.flow.sharing import conflicts, turns
 from m2flow.flow.text import nearest
-
-if TYPE_CHECKING:
-    from m2flow.flow.plan import Place, Plan
 
 
 def plan_problems(flow: Flow, plan: Plan, cluster: Cluster, memory: Mapping[str, int] | None = None) -> list[str]:

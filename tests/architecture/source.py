@@ -42,21 +42,10 @@ def modules() -> tuple[Module, ...]:
     return tuple(found)
 
 
-def imports(module: Module, for_types: bool = True) -> Iterator[tuple[str, int]]:
-    """(dotted target, line) of every import, wherever it stands. `from m2flow import seeds` is m2flow.seeds.
-
-    `for_types` False leaves out what stands under `if TYPE_CHECKING`, which never runs.
-    """
+def imports(module: Module) -> Iterator[tuple[str, int]]:
+    """(dotted target, line) of every import, wherever it stands. `from m2flow import seeds` is m2flow.seeds."""
     known = {other.name for other in modules()}
-    typing_only = {
-        id(inner)
-        for node in ast.walk(module.tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
-        for inner in ast.walk(node)
-    }
     for node in ast.walk(module.tree):
-        if not for_types and id(node) in typing_only:
-            continue
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

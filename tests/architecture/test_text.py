@@ -4,22 +4,48 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
 import subprocess
+from fnmatch import fnmatch
+from pathlib import Path
 
 from tests.architecture.source import REPO, base_names, modules
 
 TEXT = {".py", ".md", ".yaml", ".yml", ".toml", ".txt", ".cfg", ".html", ".js", ".css", ".json", ""}
 
 
-def files():
-    """Tracked files, and new ones that git does not ignore. Outside a repository (an unpacked archive): all of them."""
-    listing = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=REPO, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    names = listing.stdout.splitlines() if listing.returncode == 0 else []
-    paths = [REPO / name for name in names] or [path for path in REPO.rglob("*") if ".venv" not in path.parts]
+def files(root: Path = REPO) -> list[Path]:
+    """Tracked files, and new ones that git does not ignore. Outside a repository (an unpacked archive): all that are
+    neither hidden nor in a folder that .gitignore names."""
+    try:
+        listing = subprocess.run(
+            ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+            cwd=root, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        names = listing.stdout.splitlines() if listing.returncode == 0 else []
+    except FileNotFoundError:
+        names = []
+    paths = [root / name for name in names] or [path for path in root.rglob("*") if not _left_out(path, root)]
     return [path for path in paths if path.is_file() and path.suffix in TEXT]
+
+
+def _left_out(path: Path, root: Path) -> bool:
+    """Hidden (but for the folder of the CI), or in a folder that .gitignore names."""
+    ignored = [line.rstrip("/") for line in (root / ".gitignore").read_text(encoding="utf-8").split()]
+    folders = path.relative_to(root).parts[:-1]
+    return any(
+        (part.startswith(".") and part != ".github") or any(fnmatch(part, pattern) for pattern in ignored)
+        for part in folders
+    )
+
+
+def test_without_git_what_tools_leave_behind_is_not_read(tmp_path: Path) -> None:
+    shutil.copy(REPO / ".gitignore", tmp_path)
+    for name in ("m2flow/a.py", ".github/ci.yml", ".hypothesis/constants/x", "runs/one/env.json", "a.egg-info/b.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    found = {str(path.relative_to(tmp_path)) for path in files(tmp_path)}
+    assert found == {".gitignore", "m2flow/a.py", ".github/ci.yml"}
 
 
 def test_every_public_name_has_a_docstring() -> None:

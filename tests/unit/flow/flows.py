@@ -37,7 +37,7 @@ def flows(draw: st.DrawFn) -> Flow:
     for i, src in enumerate(stages):
         for dst in stages[i + 1 :]:
             if draw(st.booleans()):
-                edges.append(Stream(src, dst, channel=draw(st.sampled_from(["fifo", "replay", "priority"]))))
+                edges.append(Stream(src, dst, channel=draw(st.sampled_from(["fifo", "replay"]))))
     for i, service in enumerate(services):
         callers = draw(st.lists(st.sampled_from([*stages, *services[:i]]), min_size=1, max_size=3, unique=True))
         edges += [Call(caller, service) for caller in callers]

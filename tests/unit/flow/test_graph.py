@@ -7,6 +7,8 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 
+from m2flow.flow.draw import draw
+from m2flow.flow.flow_yaml import parse, write
 from m2flow.flow.graph import Call, Flow, FlowError, Node, Stream, Weights
 from tests.unit.flow.flows import PPO, flows
 
@@ -129,8 +131,8 @@ def test_diff_says_what_changed():
 @given(flow=flows())
 def test_yaml_round_trip(flow):
     flow.check()
-    assert Flow.from_yaml(flow.to_yaml()) == flow
-    assert flow.diff(Flow.from_yaml(flow.to_yaml())) == ()
+    assert parse(write(flow)) == flow
+    assert flow.diff(parse(write(flow))) == ()
 
 
 def test_a_hand_written_file_reads_as_meant():
@@ -147,7 +149,7 @@ def test_a_hand_written_file_reads_as_meant():
     - weights: learner -> policy
     - call: evaluator -> policy
     """
-    assert Flow.from_yaml(text) == PPO
+    assert parse(text) == PPO
 
 
 def test_unknown_keys_and_wrong_types_are_all_named_with_the_nearest_key():
@@ -161,7 +163,7 @@ def test_unknown_keys_and_wrong_types_are_all_named_with_the_nearest_key():
     - {stream: a, atom: group}
     """
     with pytest.raises(FlowError) as caught:
-        Flow.from_yaml(text)
+        parse(text)
     found = "\n".join(caught.value.problems)
     assert "a: unknown key 'triger' (did you mean 'trigger'?)" in found
     assert "a.batch: expected a whole number, got 'many'" in found
@@ -171,13 +173,24 @@ def test_unknown_keys_and_wrong_types_are_all_named_with_the_nearest_key():
     assert len(caught.value.problems) == 5
 
 
+def test_a_rule_that_no_channel_follows_is_refused():
+    flow = parse("flow: x\nnodes:\n  a: {trigger: step}\n  b: {}\nedges:\n- {stream: a -> b, channel: priority}\n")
+    with pytest.raises(FlowError, match=r"channel 'priority' \(there is: fifo, replay\)"):
+        flow.check()
+
+
+def test_every_edge_has_the_key_by_which_plans_name_it():
+    assert [edge.key for edge in PPO.edges] == [f"{edge.src}->{edge.dst}" for edge in PPO.edges]
+    assert Call("a", "b") != Weights("a", "b")
+
+
 def test_a_key_given_twice_is_refused():
     with pytest.raises(ValueError, match="line 4: key 'a' is given twice"):
-        Flow.from_yaml("flow: x\nnodes:\n  a: {trigger: step}\n  a: {trigger: evaluate}\n")
+        parse("flow: x\nnodes:\n  a: {trigger: step}\n  a: {trigger: evaluate}\n")
 
 
 def test_the_drawing_joins_the_right_rows():
-    assert Flow("ppo", PPO.nodes[:3], PPO.edges[:3]).ascii().splitlines() == [
+    assert draw(Flow("ppo", PPO.nodes[:3], PPO.edges[:3])).splitlines() == [
         "ppo",
         "  rollout  stage, on step  ---.=====.",
         "  policy   service         <--'...  |",
@@ -192,7 +205,7 @@ def test_the_drawing_joins_the_right_rows():
 @settings(max_examples=60, deadline=None)
 @given(flow=flows())
 def test_every_drawing_has_a_row_per_node_and_an_arrow_per_target(flow):
-    lines = flow.ascii().splitlines()
+    lines = draw(flow).splitlines()
     rows = {line.split()[0]: line for line in lines[1 : 1 + len(flow.nodes)]}
     assert sorted(rows) == sorted(flow.names)
     for name, line in rows.items():
