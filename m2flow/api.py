@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,10 @@ from typing import Any
 from m2flow import build
 from m2flow.config import Recipe, dump_yaml, find, load, with_seed
 from m2flow.flow.cluster import Cluster
-from m2flow.flow.graph import Flow
-from m2flow.flow.plan import Plan
-from m2flow.flow.plan import check as check_plan
 from m2flow.observe.jsonl import rows
 from m2flow.observe.layout import Evaluation, RunFolder, read_json, write_json
-from m2flow.runtime.cluster import detect
-from m2flow.runtime.wiring import check_runnable
+from m2flow.prepare import prepare
 from m2flow.session import Session, open_folder
-from m2flow.types import Spec
 
 Source = str | Path | Mapping[str, Any] | Recipe
 
@@ -44,7 +39,7 @@ class Run:
     @property
     def recipe(self) -> Recipe:
         """The resolved recipe."""
-        return load(read_json(self.folder.config))
+        return _stored(self.folder)
 
     @property
     def alarmed(self) -> bool:
@@ -65,18 +60,6 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """A recipe with what it becomes on a machine: flow, plan, spec of its environment."""
-
-    recipe: Recipe
-    cluster: Cluster
-    flow: Flow
-    plan: Plan
-    spec: Spec
-    parts: Mapping[str, Any] = field(default_factory=dict)  # parts of nodes that the flow brought along
-
-
-@dataclass(frozen=True, slots=True)
 class CheckReport:
     """What `check` found. `str()` of it is for people."""
 
@@ -84,33 +67,16 @@ class CheckReport:
     problems: tuple[str, ...]
     plan: str = ""
     memory: Mapping[str, int] = field(default_factory=dict)  # bytes by node
+    notes: tuple[str, ...] = ()  # nothing to mend
 
     def __str__(self) -> str:
         lines = [self.plan] if self.plan else []
         if self.memory:
             lines.append("memory estimate: " + ", ".join(f"{n} {b / 2**20:,.1f} MiB" for n, b in self.memory.items()))
+        lines += [f"note: {note}" for note in self.notes]
         lines += [f"problem: {problem}" for problem in self.problems]
         lines.append("ok: nothing was started" if self.ok else f"{len(self.problems)} problem(s); nothing was started")
         return "\n".join(lines)
-
-
-def prepare(recipe: Recipe, cluster: Cluster | None = None) -> Prepared:
-    """Flow, plan and spec of a recipe on a cluster (this machine by default). Starts nothing."""
-    from m2flow import registry
-
-    machine = cluster or detect()
-    made = registry.resolve("flow", recipe.flow)(recipe)
-    flow, own = made if isinstance(made, tuple) else (made, {})
-    flow.check()
-    homeless = [name for name in flow.names if name not in own and name not in build.BUILT_IN]
-    if homeless:
-        raise ValueError(f"flow: {recipe.flow!r} has nodes without a part: {', '.join(homeless)}; return (flow, parts)")
-    plan = build.make_plan(recipe, flow, machine)
-    check_plan(flow, plan, machine)
-    build.check_lanes(recipe, flow, plan)
-    spec = recipe.env.spec()
-    build.check_cuts(recipe)
-    return Prepared(recipe, machine, flow, plan, spec, own)
 
 
 def check(
@@ -124,14 +90,9 @@ def check(
     machine = Cluster.from_yaml(Path(cluster).read_text()) if isinstance(cluster, str | Path) else cluster
     try:
         ready = prepare(loaded, machine)
-        memory = build.memory(loaded, ready.flow, ready.spec)
-        table = explain(ready.flow, ready.plan)
-        check_plan(ready.flow, ready.plan, ready.cluster, memory)
-        if cluster is None:  # a described cluster may hold what only a plan can use
-            check_runnable(ready.flow, ready.plan, ready.cluster)
     except ValueError as error:
-        return CheckReport(False, tuple(getattr(error, "problems", None) or [str(error)]))
-    return CheckReport(True, (), table, memory)
+        return CheckReport(False, tuple(map(str, getattr(error, "problems", None) or [error])))
+    return CheckReport(True, (), explain(ready.flow, ready.plan), ready.memory, ready.notes)
 
 
 def train(
@@ -148,7 +109,6 @@ def train(
     """
     loaded = with_seed(load(recipe, *overrides, *_plan_override(plan)), seed)
     ready = prepare(loaded)
-    check_plan(ready.flow, ready.plan, ready.cluster, build.memory(loaded, ready.flow, ready.spec))
     folder = RunFolder(Path(run_dir) if run_dir is not None else _new_folder(loaded))
     open_folder(loaded, folder, _text_of(recipe, loaded))
     session = Session(loaded, folder, ready.cluster, ready.flow, ready.plan, ready.spec, quiet, parts=ready.parts)
@@ -159,14 +119,13 @@ def resume(run: str | Path | Run, *, steps: int | None = None, quiet: bool = Fal
     """Continue a run from its latest complete checkpoint, exactly. `steps` sets a new total."""
     folder = _folder_of(run)
     _refuse_if_alive(folder)
-    loaded = load(read_json(folder.config))
+    loaded = _stored(folder)
     if steps is not None:
         loaded = replace(loaded, steps=steps)
     done = loaded.checkpoint.build(folder.checkpoints).load()[0]
     if done >= loaded.steps:
         raise ValueError(f"resume: {folder.path} has done {done} of {loaded.steps} steps; give a larger steps to go on")
     ready = prepare(loaded)
-    check_plan(ready.flow, ready.plan, ready.cluster, build.memory(loaded, ready.flow, ready.spec))
     if steps is not None:
         from m2flow.config import dump
 
@@ -239,6 +198,22 @@ def _finish(session: Session) -> Run:
         if session.recipe.observe.report and session.folder.status.exists():
             report(session.folder.path, out=session.folder.report)
     return Run(session.folder.path)
+
+
+def _stored(folder: RunFolder) -> Recipe:
+    """The resolved recipe of a run."""
+    data = read_json(folder.config)
+    if not isinstance(data, Mapping):
+        what = "null" if data is None else type(data).__name__
+        raise ValueError(f"{folder.config}: holds {what} and no recipe, so there is nothing to go by")  # noqa: TRY004
+    return load(data)
+
+
+def distinct(seeds: Sequence[int]) -> None:
+    """Raise ValueError where a seed is asked for twice: the second run would only be the first one again."""
+    twice = sorted({seed for seed in seeds if seeds.count(seed) > 1})
+    if twice:
+        raise ValueError(f"--seed: {', '.join(map(str, twice))} given more than once; the runs would be the same run")
 
 
 def _plan_override(plan: str | None) -> tuple[str, ...]:

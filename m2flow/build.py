@@ -6,7 +6,6 @@ called.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from m2flow.flow.plan import Plan, collocated, disaggregated, hybrid
 from m2flow.observe.layout import Evaluation as Stored
 from m2flow.observe.layout import RunFolder
 from m2flow.runtime.worker import Context, Part
-from m2flow.types import EpisodeResult, Head, Spec
+from m2flow.types import EpisodeResult, Spec
 
 # ---- flows
 
@@ -193,36 +192,6 @@ def stored(step: int, protocol: Any, episodes: Sequence[EpisodeResult]) -> Store
     return Stored(step, row["metrics"], row["protocol"], result.intervals, row["episodes"])
 
 
-# ---- memory
-
-
-def memory(recipe: Recipe, flow: Flow, spec: Spec) -> dict[str, int]:
-    """Bytes that one replica of each node holds, estimated: weights, gradients, optimiser, and the data of a step."""
-    float_size = 8 if recipe.trainer.dtype == "float64" else 4
-    policy = build_policy(recipe, spec)
-    weights = sum(p.numel() for p in policy.parameters()) * float_size
-    heads = recipe.objective.heads(spec, policy.chunk)
-    extra = sum(_head_size(head, policy, spec) for head in heads.values()) * float_size
-    row = sum(field.size for field in spec.observation.values()) * float_size
-    row += int(policy.chunk) * spec.action.size * float_size * 4  # action, log-prob, and columns of the same size
-    rows = recipe.rollout.length * recipe.rollout.lanes
-    data = 3 * rows * row  # as collected, as columns, shuffled
-    kept = 0 if recipe.replay is None else recipe.replay.capacity * 2 * row
-    needs = {"policy": weights, "rollout": rows * row, "learner": 4 * (weights + extra) + data + kept}
-    needs["evaluator"] = 0 if recipe.evaluation is None else recipe.evaluation.lanes * row
-    return {node.name: needs.get(node.name, 0) for node in flow.nodes}
-
-
-def _head_size(head: Head | float, policy: Any, spec: Spec) -> int:
-    """Scalars in a head, slow copy included."""
-    if not isinstance(head, Head):
-        return 1
-    inputs = sum(field.size for field in policy.spec.observation.values())
-    widths = [inputs + (spec.action.size if head.takes_action else 0), *head.hidden, head.outputs]
-    size: int = sum(a * b + b for a, b in itertools.pairwise(widths)) * head.copies
-    return size * (2 if head.ema else 1)
-
-
 # ---- shared pieces
 
 
@@ -258,7 +227,7 @@ def share(items: Sequence[int], parts_count: int, index: int) -> list[int]:
 
 
 def make_plan(recipe: Recipe, flow: Flow, cluster: Cluster) -> Plan:
-    """The recipe's plan: a named function, a YAML file or an inline mapping."""
+    """The recipe's plan: a named function or the plan itself (a file has been read when the recipe was loaded)."""
     makers: Mapping[str, Callable[..., Plan]] = {
         "collocated": collocated,
         "disaggregated": disaggregated,
@@ -266,46 +235,10 @@ def make_plan(recipe: Recipe, flow: Flow, cluster: Cluster) -> Plan:
     }
     plan = recipe.plan
     if isinstance(plan, str):
-        if plan in makers:
-            # A trainer on the CPU has no use for a GPU's place; the simulator has use for the cores.
-            cores = cluster.labelled("cpu") if recipe.trainer.device == "cpu" else ()
-            return makers[plan](flow, cluster, devices=cores or None)
-        path = Path(plan)
-        if not path.exists():
-            raise ValueError(f"plan: {plan!r} is neither one of {sorted(makers)} nor a file")
-        return Plan.from_yaml(path.read_text())
+        # A trainer on the CPU has no use for a GPU's place; the simulator has use for the cores.
+        cores = cluster.labelled("cpu") if recipe.trainer.device == "cpu" else ()
+        return makers[plan](flow, cluster, devices=cores or None)
     return Plan.from_dict(plan)
-
-
-def check_lanes(recipe: Recipe, flow: Flow, plan: Plan) -> None:
-    """Raise ValueError where the plan cuts the lanes of the rollout finer than they are, or cuts a group."""
-    if "rollout" not in plan.places:
-        return
-    replicas = plan.places["rollout"].replicas
-    cuts = max((plan.sub_batches.get(edge.key, 1) for edge in flow.calls_of("rollout")), default=1)
-    groups = recipe.rollout.lanes // recipe.rollout.group
-    if replicas * cuts > groups:
-        what = "lanes" if recipe.rollout.group == 1 else f"groups of {recipe.rollout.group} lanes"
-        raise ValueError(
-            f"plan: {replicas} replica(s) of rollout in {cuts} sub-batch(es) need as many {what} at least, and "
-            f"rollout.lanes {recipe.rollout.lanes} makes {groups}; raise rollout.lanes or cut less"
-        )
-
-
-def check_cuts(recipe: Recipe) -> None:
-    """Raise ValueError where checkpoints would cut every episode of an env that can only be saved by starting fresh
-    ones:
-    no episode would ever end, and late states would never be seen."""
-    limit, every = recipe.env.time_limit(), recipe.checkpoint.every
-    if not getattr(recipe.env, "cuts", False) or limit is None or every <= 0:
-        return
-    between = every * recipe.rollout.length
-    if between < limit:
-        raise ValueError(
-            f"checkpoint.every: saving {type(recipe.env).__name__.removesuffix('Config')} starts fresh episodes, and "
-            f"{every} step(s) of {recipe.rollout.length} are fewer than the {limit} of an episode, so none would "
-            f"end; use at least {-(-limit // recipe.rollout.length)}, or 0 for the final checkpoint only"
-        )
 
 
 def share_lanes(recipe: Recipe, size: int, rank: int, cuts: int) -> list[list[int]]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
@@ -54,6 +55,9 @@ EXTRAS: Mapping[str, str] = {
     "wandb": "wandb",
     "swanlab": "swanlab",
 }
+
+# Built-in parts that import a third-party package only when they are built -> that package.
+PACKAGES: Mapping[tuple[str, str], str] = {("recorder", name): name for name in ("tensorboard", "wandb", "swanlab")}
 
 
 class UnknownName(ValueError):
@@ -121,6 +125,15 @@ def address(kind: str, name: str) -> str:
 def resolve(kind: str, name: str) -> Any:
     """The class (or function) behind a name. Imports its module, and nothing else."""
     return load(address(kind, name), what=f"{kind} {name!r}")
+
+
+def require(kind: str, name: str) -> None:
+    """Raise `MissingPackage` where the part `name` needs a package that is not installed; nothing is built."""
+    resolve(kind, name)
+    package = PACKAGES.get((kind, name))
+    if package is not None and importlib.util.find_spec(package) is None:
+        error = ModuleNotFoundError(f"No module named {package!r}", name=package)
+        raise missing(f"{kind} {name!r}", BUILTIN[kind][name], error)
 
 
 def load(target: str, what: str | None = None) -> Any:

@@ -12,7 +12,7 @@ import re
 import sys
 import textwrap
 import tokenize
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from m2flow import registry
 from m2flow.config import Recipe, dump, load
 from m2flow.config.layers import inline_yaml
 from m2flow.config.typed import describe, hints, plain
+from m2flow.prepare import prepare
 
 _DEFAULT = "point_reach/mlp/ppo"
 _HEAD = """\
@@ -116,13 +117,48 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
 
 
-def init_text(start: str | None, path: str, *overrides: str) -> str:
-    """A commented recipe for `env/policy/objective` (each may be left out from the end), ready to check and train."""
-    parts = {kind: {"name": name, **_examples(kind, name)} for kind, name in _parts(start or _DEFAULT).items()}
-    replayed = "propose" in registry.resolve("objective", parts["objective"]["name"]).requires
-    flow = {"flow": "offpolicy", "replay": {}} if replayed else {}
-    recipe = load({**parts, **flow, "evaluation": {}}, *overrides)
+def init_text(start: str | Sequence[str] | None, path: str, *overrides: str) -> str:
+    """A commented recipe for `env/policy/objective` (each may be left out from the end), ready to check and train.
+
+    Raises:
+        ValueError: several starts, or parts that do not go together.
+    """
+    given = [start] if isinstance(start, str) else [*(start or ())]
+    if len(given) > 1:
+        raise ValueError(
+            f"--from: given {len(given)} times ({', '.join(given)}), and a recipe begins with one; use one"
+        )
+    begin = given[0] if given else _DEFAULT
+    recipe = load(_start(begin), *overrides)
+    try:
+        prepare(recipe)
+    except ValueError as error:
+        raise ValueError(f"--from {begin}: these parts do not go together, or not as they are: {error}") from error
     return _HEAD.format(path=path) + "\n" + commented(recipe)
+
+
+def _start(start: str) -> dict[str, Any]:
+    """The keys that these parts need besides their defaults."""
+    parts = {kind: {"name": name, **_examples(kind, name)} for kind, name in _parts(start).items()}
+    objective = registry.resolve("objective", parts["objective"]["name"])
+    recipe: dict[str, Any] = {**parts, "evaluation": {}}
+    if "propose" in objective.requires:
+        recipe |= {"flow": "offpolicy", "replay": {}}
+        if "dist" in _names("policy", parts):
+            parts["policy"]["dist"] = "squashed"  # the one that can be drawn from with a gradient
+    if getattr(objective, "needs_groups", False):
+        if "autoreset" in _names("env", parts):
+            parts["env"]["autoreset"] = "same"
+        recipe["rollout"] = {
+            "lanes": 32,
+            "group": 8,
+            "length": load({**recipe, "objective": "ppo"}).env.time_limit() or 128,
+        }
+    return recipe
+
+
+def _names(kind: str, parts: Mapping[str, Any]) -> set[str]:
+    return {field.name for field in dataclasses.fields(registry.resolve(kind, parts[kind]["name"]))}
 
 
 def _parts(start: str) -> dict[str, str]:

@@ -15,6 +15,7 @@ class Problem:
 
     path: Path
     message: str
+    known: tuple[str, ...] | None = None  # keys that would have been right here, where the last of `path` is none
 
     def text(self, where: str = "") -> str:
         """`learner.epochs (recipe.yaml:7): must be at least 1, got 0`."""

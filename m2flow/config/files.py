@@ -13,7 +13,8 @@ from typing import Any
 import m2flow
 from m2flow import registry
 from m2flow.config.errors import ConfigError, Problem
-from m2flow.config.layers import Layer, Stack, parse_overrides, parse_yaml, read_file, to_yaml
+from m2flow.config.hints import hinted
+from m2flow.config.layers import Layer, Stack, parse_overrides, parse_yaml, read_file, read_text, to_yaml
 from m2flow.config.recipe import PLANS, Recipe
 from m2flow.config.rules import broken
 from m2flow.config.typed import INVALID, convert_fields, freeze, make, plain
@@ -42,16 +43,20 @@ def load(source: str | File | Mapping[str, Any] | Recipe, *overrides: str) -> Re
         filled = {item.name: getattr(recipe, item.name) for item in fields(Recipe)} | values
         problems += broken(SimpleNamespace(**filled), problems)
     if problems:
+        problems = hinted(problems, data)
         order = {item.name: index for index, item in enumerate(fields(Recipe))}
         raise ConfigError(sorted(problems, key=lambda p: order.get(p.path[0] if p.path else "", -1)), stack.where)
     return recipe  # type: ignore[no-any-return]
 
 
-def _layers(source: str | File | Mapping[str, Any] | Recipe) -> tuple[tuple[Layer, ...], File]:
+def _layers(source: Any) -> tuple[tuple[Layer, ...], File]:
     if isinstance(source, Recipe):
         return (Layer("", dump(source)),), File()
     if isinstance(source, Mapping):
         return (Layer("", source),), File()
+    if not isinstance(source, str | File):
+        kind = "null" if source is None else type(source).__name__
+        raise ConfigError([Problem((), f"must be a file, a mapping or a Recipe, got {kind}")])
     path = find(source)
     return read_file(path), path.parent
 
@@ -64,7 +69,7 @@ def _inline_plan(data: dict[str, Any], folder: File, problems: list[Problem]) ->
     for path in dict.fromkeys((folder / plan, File(plan), *(root / plan for root in _roots()))):
         if path.is_file():
             try:
-                data["plan"] = freeze(parse_yaml(path.read_text(encoding="utf-8"), str(path)).values)
+                data["plan"] = freeze(parse_yaml(read_text(path), str(path)).values)
             except ConfigError as error:
                 problems += [Problem(("plan", *problem.path), problem.message) for problem in error.problems]
             return

@@ -8,7 +8,7 @@ whole section is replaced, because the keys of one class mean nothing to another
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path as File
 from typing import Any
@@ -116,20 +116,44 @@ def _merge(under: Any, over: Any) -> Any:
 
 def parse_yaml(text: str, label: str) -> Layer:
     """Read one YAML mapping. Syntax errors and repeated keys name the line."""
-    loader = _Loader(text)
+    lines: dict[Path, int] = {}
     try:
-        node = loader.get_single_node()
-        lines: dict[Path, int] = {}
-        if node is not None:
-            _index(node, (), lines, label)
-        values = {} if node is None else loader.construct_document(node)
+        values = _construct(text, lambda node: _index(node, (), lines, label))
     except yaml.YAMLError as error:
         raise ConfigError([Problem((), f"{label} is not valid YAML: {error}")]) from error
-    finally:
-        loader.dispose()
+    values = {} if values is None else values
     if not isinstance(values, dict):
         raise ConfigError([Problem((), f"{label} must hold `key: value` lines, it holds {type(values).__name__}")])
     return Layer(label, values, lines)
+
+
+def _construct(text: str, look: Callable[[yaml.Node], None]) -> Any:
+    """The value of a YAML text, None for an empty one. `look` sees the tree of nodes first."""
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _refuse_circles(node, ())
+        look(node)
+        return loader.construct_document(node)
+    except RecursionError as error:
+        raise yaml.YAMLError("nested too deeply") from error
+    finally:
+        loader.dispose()
+
+
+def _refuse_circles(node: yaml.Node, above: tuple[yaml.Node, ...]) -> None:
+    """Raise YAMLError for an anchor that is used within itself: what it stands for would have no end."""
+    if any(node is other for other in above):
+        line = node.start_mark.line + 1
+        raise yaml.YAMLError(f"the anchor in line {line} is used inside of what it names, so it has no end")
+    if isinstance(node, yaml.MappingNode):
+        inside = [part for pair in node.value for part in pair]
+    else:
+        inside = node.value if isinstance(node, yaml.SequenceNode) else []
+    for part in inside:
+        _refuse_circles(part, (*above, node))
 
 
 def _index(node: yaml.Node, path: Path, lines: dict[Path, int], label: str) -> None:
@@ -155,12 +179,8 @@ def _read(path: File, children: tuple[File, ...]) -> tuple[Layer, ...]:
     if full in children:
         chain = " -> ".join(child.name for child in (*children, full))
         raise ConfigError([Problem(("base",), f"recipes refer to each other in a circle: {chain}")])
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        asked = f" (base of {children[-1].name})" if children else ""
-        raise ConfigError([Problem((), f"cannot read {path}{asked}: {error.strerror or error}")]) from error
-    layer = parse_yaml(text, str(path))
+    asked = f" (base of {children[-1].name})" if children else ""
+    layer = parse_yaml(read_text(path, asked), str(path))
     base = layer.values.get("base")
     if base is None:
         return (layer,)
@@ -168,6 +188,17 @@ def _read(path: File, children: tuple[File, ...]) -> tuple[Layer, ...]:
         raise ConfigError([Problem(("base",), f"must be the path of one recipe, got {base!r}")], Stack((layer,)).where)
     rest = {key: value for key, value in layer.values.items() if key != "base"}
     return (*_read(path.parent / base, (*children, full)), Layer(layer.label, rest, layer.lines))
+
+
+def read_text(path: File, asked: str = "") -> str:
+    """The text of a file; ConfigError where it cannot be read or is no text. `asked`: who wants it, for the message."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError([Problem((), f"cannot read {path}{asked}: {error.strerror or error}")]) from error
+    except UnicodeDecodeError as error:
+        message = f"{path}{asked} is not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8"
+        raise ConfigError([Problem((), message)]) from error
 
 
 def parse_overrides(overrides: Sequence[str]) -> tuple[Layer, ...]:
@@ -183,7 +214,7 @@ def parse_overrides(overrides: Sequence[str]) -> tuple[Layer, ...]:
             problems.append(Problem(path, "override has no value; write key=null for none, key='\"\"' for empty text"))
             continue
         try:
-            value = yaml.load(text, _Loader)  # noqa: S506  a SafeLoader
+            value = _construct(text, lambda _: None)
         except yaml.YAMLError as error:
             problems.append(Problem(path, f"override value {text!r} is not valid YAML: {error}"))
             continue

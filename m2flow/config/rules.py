@@ -117,6 +117,9 @@ def _replay(r: Any) -> Iterator[Problem]:
     """The buffer fills up to its start before the run ends, or nothing would ever be trained."""
     if r.flow != "offpolicy" or r.replay is None:
         return
+    if r.replay.lanes is not None and r.replay.lanes > r.rollout.lanes:
+        message = f"waits for {r.replay.lanes} lanes, and rollout.lanes is {r.rollout.lanes}; use that, or null"
+        yield Problem(("replay", "lanes"), message)
     total = r.steps * r.rollout.lanes * r.rollout.length
     if r.replay.start >= total:
         origin = f"steps {r.steps} x rollout.lanes {r.rollout.lanes} x rollout.length {r.rollout.length} = {total} rows"
@@ -199,6 +202,17 @@ def _groups(r: Any) -> Iterator[Problem]:
         yield Problem(("rollout", "group"), f"{name} compares attempts at one task, and groups have one; use 2 or more")
 
 
+def _rates(r: Any) -> Iterator[Problem]:
+    """A learning rate belongs to a group that the objective moves."""
+    rates = getattr(r.trainer, "group_learning_rates", None)
+    groups = tuple(dict.fromkeys(phase.group for phase in r.objective.phases)) if rates else ()
+    for name in rates or ():
+        if name not in groups:
+            who = type(r.objective).__name__
+            message = f"{who} has no parameter group {name!r}{registry.suggest(name, groups)} ({', '.join(groups)})"
+            yield Problem(("trainer", "group_learning_rates", name), message)
+
+
 RULES: tuple[Rule, ...] = (
     Rule(("objective", "rollout.group"), _groups),
     Rule(("flow", "replay"), _flow),
@@ -207,6 +221,7 @@ RULES: tuple[Rule, ...] = (
     Rule(("plan", "rollout.lanes"), _plan),
     Rule(("rollout.lanes", "rollout.length", "learner.minibatch", "flow"), _minibatch),
     Rule(("rollout.lanes", "rollout.length", "learner", "flow", "replay", "objective"), _microbatch),
+    Rule(("objective", "trainer.group_learning_rates"), _rates),
     Rule(("early_stop", "evaluation"), _early_stop),
     Rule(("checkpoint", "evaluation"), _best),
     Rule(("observe.recorders",), _recorders),

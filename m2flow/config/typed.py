@@ -8,10 +8,11 @@ are checked by pydantic.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import PurePath
 from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin
@@ -115,9 +116,8 @@ def convert_fields(
         if key == skip and key not in fields:
             continue
         if key not in fields:
-            near = registry.suggest(str(key), fields)
-            message = f"unknown key{near} (keys of {cls.__name__}: {', '.join(fields) or 'none'})"
-            problems.append(Problem((*path, str(key)), message))
+            message = f"unknown key (keys of {cls.__name__}: {', '.join(fields) or 'none'})"
+            problems.append(Problem((*path, str(key)), message, tuple(fields)))
             continue
         before = len(problems)
         values[key] = convert(known[key], value, (*path, key), problems, fields[key].metadata)
@@ -141,7 +141,7 @@ def _blame(message: str, values: Mapping[str, Any], failed: set[str]) -> str | N
 def convert(annotation: Any, value: Any, path: Path, problems: list[Problem], metadata: Mapping[str, Any]) -> Any:
     """`value` as `annotation` wants it, or INVALID with a problem added."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return value  # from Python: already typed
+        return value if _numbers(plain(value), path, problems) else INVALID  # from Python: already typed
     if value is None and _allows_none(annotation, metadata):
         return None
     if "kind" in metadata:
@@ -216,7 +216,8 @@ def _single(annotation: Any, value: Any, path: Path, problems: list[Problem], me
     from pydantic import ValidationError
 
     try:
-        return freeze(_adapter(annotation).validate_python(value))
+        made = freeze(_adapter(annotation).validate_python(value))
+        return made if _numbers(made, path, problems) else INVALID
     except ValidationError as error:
         location = error.errors()[0]["loc"]
         inside = tuple(str(part) for part in location) if isinstance(value, list | tuple | Mapping) else ()
@@ -228,6 +229,28 @@ def _single(annotation: Any, value: Any, path: Path, problems: list[Problem], me
             hint = f"; quote it to make it text: '\"{value}\"'"
         problems.append(Problem(path, f"got {_show(value)}{at}, expected {describe(annotation, metadata)}{hint}"))
         return INVALID
+
+
+def _numbers(value: Any, path: Path, problems: list[Problem]) -> bool:
+    """Whether no number in `value` is NaN: it compares false with every bound, so no range check would see it."""
+    found = [
+        Problem(at, "is NaN, which is no number; give a number, or leave the key out for its default")
+        for at in _nans(value, path)
+    ]
+    problems += found
+    return not found
+
+
+def _nans(value: Any, path: Path) -> Iterator[Path]:
+    """Where NaN stands."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _nans(item, (*path, str(key)))
+    elif isinstance(value, list | tuple):
+        for i, item in enumerate(value):
+            yield from _nans(item, (*path, str(i)))
+    elif isinstance(value, float) and math.isnan(value):
+        yield path
 
 
 def _show(value: Any) -> str:

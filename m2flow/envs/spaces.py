@@ -98,6 +98,24 @@ def _start(space: Any) -> int:
     return int(start)
 
 
+def _action(space: Any) -> Field:
+    """The Field of an action space. Every policy emits one array: numbers, or categories of one count."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        text = f"action space {space}: m2flow takes one array per action; wrap the environment"
+        raise ValueError(text)  # noqa: TRY004 a user's error, in the form of all of them
+    field = field_of(space, "action")
+    if isinstance(space, spaces.MultiDiscrete):
+        _start(space)
+    if field.categories is None and not np.issubdtype(np.dtype(field.dtype), np.floating):
+        raise ValueError(
+            f"action space {space}: no policy emits whole numbers, or categories of unequal count; wrap the "
+            "environment so that it takes a Discrete, a MultiDiscrete of equal counts, or a Box of floats"
+        )
+    return field
+
+
 def action_encoder(space: Any) -> Callable[[Array], Any] | None:
     """What turns one lane's action into what `env.step` wants; None where the row itself will do."""
     from gymnasium import spaces
@@ -105,16 +123,13 @@ def action_encoder(space: Any) -> Callable[[Array], Any] | None:
     if isinstance(space, spaces.Discrete):
         start = int(space.start)
         return int if start == 0 else lambda row: int(row) + start
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        text = f"action space {space}: m2flow takes one array per action; wrap the environment"
-        raise ValueError(text)  # noqa: TRY004 a user's error, in the form of all of them
     return None
 
 
 def spec_of(observation_space: Any, action_space: Any) -> Spec:
     """The Spec of an environment with these single-lane spaces."""
     obs = {leaf.name: leaf.field for leaf in leaves(observation_space)}
-    return Spec(obs, field_of(action_space, "action"))
+    return Spec(obs, _action(action_space))
 
 
 def empty(fields: Mapping[str, Field], lanes: int) -> dict[str, Array]:

@@ -31,18 +31,20 @@ ALLOWED: dict[str, set[str]] = {
     "roles": BASE | {"algorithms", "spec"},
     "config": {"registry"},
     "doctor": {"_version", "observe", "runtime"},
-    "scaffold": {"config", "registry"},
+    "scaffold": {"config", "registry", "prepare"},
     # The builder and what stands in front of it are the only ones that see both sides.
+    "memory": BASE | {"config", "flow", "backends"},
+    "prepare": BASE | {"registry", "spec", "build", "memory", "config", "flow", "runtime"},
     "build": BASE | {"spec", "config", "flow", "runtime", "roles", "comm", "backends", "observe"},
     "session": BASE
     | {"registry", "spec", "build", "config", "flow", "runtime", "roles", "comm", "backends", "observe"},
     "api": BASE
-    | {"registry", "_version", "spec", "session", "build", "config", "flow", "runtime", "roles", "backends", "observe"},
+    | {"registry", "_version", "spec", "session", "prepare", "build", "config", "flow", "roles", "backends", "observe"},
     "cli": {"_version", "api", "config", "doctor", "observe", "registry", "scaffold"},
 }
 # Third-party package -> where alone it may be imported (a part of m2flow, or one module). One foreign world, one place.
 HOMES: dict[str, tuple[str, ...]] = {
-    "torch": ("algorithms", "backends", "models", "roles", "comm", "build", "spec"),
+    "torch": ("algorithms", "backends", "models", "roles", "comm", "build", "memory", "prepare", "spec"),
     "ray": ("runtime.ray",),
     "envpool": ("envs.envpool",),
     "gymnasium": ("envs",),

@@ -165,8 +165,21 @@ def test_spaces_without_a_fixed_shape_are_refused() -> None:
         spaces.leaves(
             gym_spaces.Dict({"a_b": gym_spaces.Discrete(2), "a": gym_spaces.Dict({"b": gym_spaces.Discrete(2)})})
         )
-    with pytest.raises(ValueError, match="one array per action"):
-        spaces.action_encoder(gym_spaces.Dict({"a": gym_spaces.Discrete(2)}))
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        (gym_spaces.Dict({"a": gym_spaces.Discrete(2)}), "one array per action"),
+        (gym_spaces.MultiDiscrete([3, 4]), "categories of unequal count"),
+        (gym_spaces.MultiDiscrete([3, 3], start=[1, 1]), "does not start at 0"),
+        (gym_spaces.Box(0, 255, (2,), np.uint8), "no policy emits whole numbers"),
+        (gym_spaces.Text(5), "no fixed shape"),
+    ],
+)
+def test_actions_that_no_policy_emits_are_refused(space: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        spaces.spec_of(gym_spaces.Box(-1.0, 1.0, (2,)), space)
 
 
 def test_unknown_ids_are_errors_that_say_how_to_name_an_environment_of_another_package() -> None:

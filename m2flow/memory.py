@@ -1,0 +1,57 @@
+"""How many bytes the nodes of the built-in flows hold, estimated before anything is started.
+
+The network is counted on torch's meta device: its tensors have shapes and no numbers, so any size costs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from m2flow.config import Recipe
+from m2flow.flow.graph import Flow
+from m2flow.types import Spec
+
+
+def skeleton(recipe: Recipe, spec: Spec) -> Any:
+    """The network that is trained (`backends.torch.model.Model`), with shapes and without numbers.
+
+    Raises:
+        ValueError: the policy, or a head that the objective asks for, cannot be built on this environment.
+    """
+    import torch
+
+    try:
+        with torch.device("meta"):
+            return _model(recipe, spec)
+    except ValueError:
+        raise
+    except Exception:  # noqa: BLE001  a policy of another package may read its numbers while it is made
+        return _model(recipe, spec)
+
+
+def _model(recipe: Recipe, spec: Spec) -> Any:
+    from m2flow.backends.torch.model import Model
+
+    policy = recipe.policy.build(spec, 0)
+    heads = recipe.objective.heads(policy.spec, policy.chunk)
+    return Model(policy, heads, 0, reference=recipe.objective.needs_reference)
+
+
+def estimate(recipe: Recipe, flow: Flow, spec: Spec, model: Any) -> dict[str, int]:
+    """Bytes that one replica of each node holds: weights, gradients, optimiser, and the data of a step."""
+    float_size = 8 if recipe.trainer.dtype == "float64" else 4
+    trained = sum(p.numel() for p in model.trainable.values())
+    frozen = sum(p.numel() for p in model.parameters()) - trained  # slow copies, a reference
+    weights = sum(p.numel() for p in model.policy.parameters())
+    row = sum(field.size for field in spec.observation.values()) * float_size
+    row += int(model.policy.chunk) * spec.action.size * float_size * 4  # action, log-prob, columns of the same size
+    rows = recipe.rollout.length * recipe.rollout.lanes
+    data = 3 * rows * row  # as collected, as columns, shuffled
+    kept = 0 if recipe.replay is None else recipe.replay.capacity * 2 * row
+    needs = {
+        "policy": weights * float_size,
+        "rollout": rows * row,
+        "learner": (4 * trained + frozen) * float_size + data + kept,  # 4: weight, gradient, two moments
+        "evaluator": 0 if recipe.evaluation is None else recipe.evaluation.lanes * row,
+    }
+    return {node.name: needs.get(node.name, 0) for node in flow.nodes}

@@ -1,0 +1,42 @@
+"""`m2flow init`: what it writes passes `check`, or it says which parts do not go together."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from m2flow import api, registry, scaffold
+from m2flow.config.layers import parse_yaml
+
+COMBINATIONS = list(itertools.product(*(registry.BUILTIN[kind] for kind in ("env", "policy", "objective"))))
+UNFIT = {
+    ("flow", "sac"): "SAC needs a policy that can propose, and FlowPolicy cannot",
+    ("bandit", "flow"): "a flow policy emits vectors of numbers",
+    ("bandit", "sac"): "policy.dist: squashed cannot emit one of 4 categories",
+    ("envpool", "grpo"): "rollout.group: EnvPool takes a step to reset a lane",
+}
+
+
+@pytest.mark.parametrize("parts", COMBINATIONS, ids="/".join)
+def test_init_from_any_parts_passes_check_or_says_why_not(parts: tuple[str, str, str]) -> None:
+    start = "/".join(parts)
+    if "envpool" in parts:
+        pytest.importorskip("envpool")
+    reasons = [text for pair, text in UNFIT.items() if set(pair) <= set(parts)]
+    if reasons:
+        with pytest.raises(ValueError, match=f"^--from {start}: these parts do not go together") as caught:
+            scaffold.init_text(start, "r.yaml")
+        assert any(reason in str(caught.value) for reason in reasons)
+        return
+    values = parse_yaml(scaffold.init_text(start, "r.yaml"), "r.yaml").values
+    assert [values[kind]["name"] for kind in ("env", "policy", "objective")] == list(parts)
+    report = api.check(values)
+    assert report.ok, str(report)
+
+
+def test_several_starts_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"--from: given 2 times \(count/mlp, bandit/mlp\)"):
+        scaffold.init_text(["count/mlp", "bandit/mlp"], "r.yaml")
+    assert scaffold.init_text(["count/mlp"], "r.yaml") == scaffold.init_text("count/mlp", "r.yaml")
+    assert scaffold.init_text([], "r.yaml") == scaffold.init_text(None, "r.yaml")
