@@ -7,10 +7,13 @@ run.metrics()[-1]
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -142,8 +145,12 @@ def resume(run: str | Path | Run, *, steps: int | None = None, quiet: bool = Fal
 def evaluate(
     run: str | Path | Run, *, seeds: int | None = None, videos: int = 0, step: int | None = None
 ) -> Evaluation:
-    """Evaluate a checkpoint of a run (the latest by default), each held-out seed once, in this process."""
-    folder, loaded = _folder_of(run), Run(_folder_of(run).path).recipe
+    """Evaluate a checkpoint of a run (the latest by default), each held-out seed once, in this process.
+
+    `run` may also be the folder of a checkpoint. What was found is stored in the run; see `evaluation_file`.
+    """
+    folder, step = _checkpoint_of(run, step)
+    loaded = Run(folder.path).recipe
     if loaded.evaluation is None:
         raise ValueError(f"{folder.path}: its recipe has no evaluation section, so there is no protocol to evaluate by")
     if seeds is not None:
@@ -152,7 +159,20 @@ def evaluate(
             raise ValueError(f"seeds: asked for {seeds}, and the recipe's seed_list has {len(listed)}")
         loaded = replace(loaded, evaluation=replace(loaded.evaluation, seeds=seeds, seed_list=listed))
     loaded = replace(loaded, evaluation=replace(loaded.evaluation, videos=videos))
-    return build.evaluate_checkpoint(loaded, folder, step)
+    found = build.evaluate_checkpoint(loaded, folder, step)
+    write_json(evaluation_file(folder.path, found), asdict(found))
+    return found
+
+
+def evaluation_file(run: str | Path | Run, found: Evaluation) -> Path:
+    """Where `evaluate` stores what it found: `evaluations/eval_step_000020_50_seeds_1a2b3c4d.json` of the run.
+
+    The run's own evaluations are `step_000020.json` there. The last part stands for the protocol, so another one never
+    takes the place of this one, and the same one gives the same numbers. `Evaluation.read` reads both kinds.
+    """
+    folder, _ = _checkpoint_of(run, None)
+    mark = hashlib.sha256(json.dumps(found.protocol, sort_keys=True).encode()).hexdigest()[:8]
+    return folder.evaluations / f"eval_step_{found.step:06d}_{len(found.episodes)}_seeds_{mark}.json"
 
 
 def show(*runs: str | Path) -> str:
@@ -234,6 +254,18 @@ def _new_folder(recipe: Recipe) -> Path:
 def _text_of(source: Source, recipe: Recipe) -> str:
     """The recipe as given where that is a file, else the resolved one."""
     return find(source).read_text(encoding="utf-8") if isinstance(source, str | Path) else dump_yaml(recipe)
+
+
+def _checkpoint_of(run: str | Path | Run, step: int | None) -> tuple[RunFolder, int | None]:
+    """The run, and the step of the checkpoint that was named: by `step`, or by its folder."""
+    path = (run.path if isinstance(run, Run) else Path(run)).absolute()
+    named = re.fullmatch(r"step_(\d+)", path.name)
+    owner = RunFolder(path.parents[1]) if len(path.parents) > 1 else None
+    if named is None or owner is None or owner.checkpoints != path.parent:
+        return _folder_of(run), step
+    if step not in (None, int(named[1])):
+        raise ValueError(f"step: {step}, but {path} is the checkpoint of step {int(named[1])}; give one of the two")
+    return _folder_of(path.parents[1]), int(named[1])
 
 
 def _folder_of(run: str | Path | Run) -> RunFolder:

@@ -146,7 +146,7 @@ def eval(  # noqa: A001  the command is called eval
     ] = None,
     videos: Annotated[int, typer.Option(min=0, help="How many episodes to film.")] = 0,
 ) -> None:
-    """Evaluate a policy, each held-out seed once."""
+    """Evaluate a policy, each held-out seed once, and store the result."""
     from m2flow import api
     from m2flow.observe.rundata import show_number
 
@@ -156,6 +156,7 @@ def eval(  # noqa: A001  the command is called eval
         low, high = result.intervals.get(name, (value, value))
         between = f"  [{show_number(low, name)}, {show_number(high, name)}]" if low < high else ""
         typer.echo(f"  {name:<22} {show_number(value, name):>10}{between}")
+    typer.echo(f"stored: {api.evaluation_file(run, result)}")
 
 
 @command

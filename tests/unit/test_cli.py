@@ -352,6 +352,53 @@ def test_train_show_ls_eval_and_resume_agree_about_a_run(capsys: pytest.CaptureF
     assert code == 0, err
 
 
+def test_eval_takes_a_run_or_one_of_its_checkpoints_and_stores_what_it_found(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    from m2flow import api
+
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(RECIPE + "evaluation: {seeds: 2, horizon: 10}\ncheckpoint: {every: 1}\nseed: 0\n")
+    run = api.train(recipe, run_dir=tmp_path / "run", quiet=True)
+    own = [path.read_text() for _, path in run.folder.evaluation_files()]
+    assert len(own) == 2
+    first, last = run.folder.checkpoints / "step_000001", run.path
+    for place, step, seeds in ((first, 1, "2"), (last, 2, "2"), (last, 2, "3")):
+        code, out, err = call(capsys, "eval", str(place), "--seeds", seeds)
+        assert code == 0, err
+        assert f"weights after step {step}, {seeds} episodes" in out
+        stored = Path(out.rpartition("stored: ")[2].strip())
+        assert stored.parent == run.folder.evaluations
+        assert stored.name.startswith(f"eval_step_{step:06d}_{seeds}_seeds_")
+        found = api.Evaluation.read(stored)
+        assert found.step == step
+        assert found.protocol["seeds"] == [episode["seed"] for episode in found.episodes]
+    assert len(list(run.folder.evaluations.glob("eval_*.json"))) == 3
+    assert [path.read_text() for _, path in run.folder.evaluation_files()] == own, "the run's own are as they were"
+    assert found.metrics != {}
+    again = api.evaluate(run)
+    assert again.metrics == run.evaluations()[-1].metrics, "the same weights and protocol give the same numbers"
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [("step_000007", "no complete checkpoint of step 7"), ("none", "no run here")],
+)
+def test_eval_of_a_checkpoint_that_is_not_there_says_so(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, place: str, message: str
+) -> None:
+    from m2flow import api
+
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(RECIPE + "evaluation: {seeds: 2, horizon: 10}\nseed: 0\n")
+    run = api.train(recipe, run_dir=tmp_path / "run", quiet=True)
+    code, _, err = call(capsys, "eval", str(run.folder.checkpoints / place))
+    assert code == 2
+    assert message in err
+    with pytest.raises(ValueError, match="give one of the two"):
+        api.evaluate(run.folder.checkpoints / "step_000002", step=1)
+
+
 def test_an_interrupted_run_ends_with_130_and_says_how_to_go_on(tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text(RECIPE.replace("steps: 2", "steps: 1000000"))
     code = f"import sys; sys.path.insert(0, {str(REPO)!r}); from m2flow.cli import main; main()"
