@@ -134,7 +134,7 @@ def compare() -> dict[str, float]:
     found["advantage_largest"] = float(np.abs(mine["advantage"]).max())
     model.train()
     for _ in range(UPDATES):
-        prepared = objective.prepare(batch)
+        prepared = objective.prepare(batch, batch.size)
         [phase] = objective.phases
         trainer.forward_backward(prepared, phase, objective.counts(prepared), None)
         trainer.step(phase)

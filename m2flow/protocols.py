@@ -121,9 +121,9 @@ class Objective(Protocol):
     def counts(self, batch: Batch) -> Mapping[str, Array | float]:
         """Denominators of these rows; additive over any cut of a batch."""
 
-    def prepare(self, batch: Batch) -> Batch:
-        """One optimiser batch before it is cut into micro-batches: statistics over all its rows (advantage
-        whitening)."""
+    def prepare(self, batch: Batch, rows: int) -> Batch:
+        """The rows of an epoch, in the order in which they will be cut into optimiser batches of `rows` rows. What looks
+        at a whole optimiser batch is done here, for all of them at once (advantage whitening)."""
 
     def losses(self, model: Model, batch: Batch, phase: str, noise: Array | None = None) -> Loss:
         """Terms to minimise in this phase, as sums over these rows."""

@@ -105,7 +105,7 @@ class SAC:
         )
         return Batch(obs, {name: x[rows] for name, x in trajectory.units.record.items()}, columns, after), {}
 
-    def prepare(self, batch: Batch) -> Batch:
+    def prepare(self, batch: Batch, rows: int) -> Batch:  # noqa: ARG002 - no row looks at another
         """What `losses` reads: rewards summed over the executed actions and scaled, and the actions flattened."""
         record, columns = batch.record, batch.columns
         if "action" not in record:

@@ -8,13 +8,16 @@ the last row, and before a step that is not valid.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from m2flow.algorithms.reduce import expect_shape
+from m2flow.types import Metric
 
 
 def gae(
@@ -186,6 +189,17 @@ def whiten(
     return torch.where(mask, (x - mean) / (std + eps), 0.0)
 
 
+def whiten_parts(x: Tensor, *, rows: int, mask: Tensor | None) -> Tensor:
+    """`whiten` of each run of `rows` rows of [S, ...] by itself, the last one with what is left."""
+    if len(x) % rows:
+        masks = repeat(None) if mask is None else torch.split(mask, rows)
+        return torch.cat([whiten(part, mask=m) for part, m in zip(torch.split(x, rows), masks, strict=False)])
+    if x.numel() <= len(x) // rows:
+        return x  # one value in each part
+    flat = x.reshape(len(x) // rows, -1)
+    return whiten(flat, mask=None if mask is None else mask.reshape(flat.shape), dim=1).reshape(x.shape)
+
+
 def moments(x: Tensor, *, mask: Tensor) -> Tensor:
     """float64 [3]: number, sum and sum of squares of the valid elements. Adds up over parts and ranks."""
     expect_shape("mask", mask, x.shape)
@@ -230,6 +244,14 @@ class GroupFilter:
     all_right: int
     all_wrong: int
     all_equal: int  # the same score everywhere, neither right nor wrong
+
+    def metrics(self) -> dict[str, Metric]:
+        """Share of groups without spread, and how many groups there are of each kind."""
+        counts = {name: getattr(self, name) for name in ("kept", "all_right", "all_wrong", "all_equal")}
+        groups = sum(counts.values())
+        dead = Metric((groups - self.kept) / groups if groups else math.nan, "mean", float(groups))
+        each = {f"train/groups_{name}": Metric(float(number), "sum") for name, number in counts.items()}
+        return {"train/dead_groups": dead} | each
 
 
 def group_filter(*, score: Tensor, group: Tensor, right: float = 1.0, wrong: float = 0.0) -> GroupFilter:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import ClassVar, Literal
 
 import torch
@@ -40,6 +40,7 @@ class Estimate:
     advantage: Tensor  # [T, B, K], K actions or 1
     returns: Tensor | None = None  # [T, B, K]
     value: Tensor | None = None  # [T, B, K]
+    metrics: Mapping[str, Metric] = field(default_factory=dict)  # what else the step reports
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,8 +52,8 @@ class PPO:
     terms are means over the units of an optimiser batch, the value loss over its values.
 
     Columns of its batches, U units in a row: `logprob`, `advantage` [S, *U], and what `losses` reads of the latter:
-    `factor`, `lower`, `upper` [S, *U]; `return`, `value` [S, K]; `behaviour_logprob` [S, *axes] and `valid` [S, C] for
-    checks. `mask` [S, *U], `unit_mask` [S, *axes] and `value_mask` [S, K] exist only where something does not count;
+    `factor`, `lower`, `upper` [S, *U]; `return`, `value` [S, K]; `behaviour_logprob` [S, *axes] for the parity check.
+    `mask` [S, *U], `unit_mask` [S, *axes] and `value_mask` [S, K] exist only where something does not count;
     `weight` and `reference` [S, *U] only where their option is on.
     """
 
@@ -166,7 +167,7 @@ class PPO:
             columns["advantage"] = advantages.whiten(columns["advantage"], mask=columns.get("mask"))
         if self.whiten != "minibatch":
             self._bound(columns)
-        columns |= {"behaviour_logprob": rows.logprob, "valid": rows.valid}
+        columns["behaviour_logprob"] = rows.logprob
         return Batch(rows.obs, rows.record, columns), _statistics(estimate, valid)
 
     def estimate(self, model: Model, trajectory: Trajectory, reward: Tensor, valid: Tensor) -> Estimate:
@@ -202,12 +203,12 @@ class PPO:
             out["values"] = float(columns["return"].numel()) if mask is None else mask.sum()
         return out
 
-    def prepare(self, batch: Batch) -> Batch:
-        """Whiten the advantages of one optimiser batch, where that is asked for."""
+    def prepare(self, batch: Batch, rows: int) -> Batch:
+        """Whiten the advantages of each optimiser batch of `rows` rows, where that is asked for."""
         if self.whiten != "minibatch":
             return batch
         columns = dict(batch.columns)
-        columns["advantage"] = advantages.whiten(columns["advantage"], mask=columns.get("mask"))
+        columns["advantage"] = advantages.whiten_parts(columns["advantage"], rows=rows, mask=columns.get("mask"))
         self._bound(columns)
         return Batch(batch.obs, batch.record, columns, batch.next_obs)
 
@@ -328,7 +329,8 @@ class GRPO(PPO):
     """Group-relative policy optimisation (2402.03300): PPO without a critic, the group of attempts as the baseline.
 
     A group is `Trajectory.group`, the score of an attempt the sum of its rewards within the trajectory, and its
-    advantage that of `group_normalise`, the same for all its steps. `std` none is Dr.GRPO (2503.20783).
+    advantage that of `group_normalise`, the same for all its steps. `std` none is Dr.GRPO (2503.20783). Groups whose
+    scores (as the environment gave them, without `reward_scale` and KL) are all equal are counted, not drawn again.
     """
 
     value_coef: float = 0.0  # there is no critic
@@ -356,7 +358,9 @@ class GRPO(PPO):
         if not len(score):
             return Estimate(torch.zeros_like(reward))
         advantage = advantages.group_normalise(score=score, group=group, std=self.std)[of_step][..., None]
-        return Estimate(torch.where(valid, advantage, 0.0))
+        given, group, _ = episode_scores(trajectory, reward=trajectory.reward, valid=trajectory.valid)
+        counted = advantages.group_filter(score=given, group=group).metrics()
+        return Estimate(torch.where(valid, advantage, 0.0), metrics=counted)
 
 
 def _statistics(estimate: Estimate, valid: Tensor) -> dict[str, Metric]:
@@ -384,7 +388,7 @@ def _statistics(estimate: Estimate, valid: Tensor) -> dict[str, Metric]:
     return {
         f"train/{name}": Metric(number, how.get(name, "mean"), float(count))
         for name, number in zip(numbers, values, strict=True)
-    }
+    } | dict(estimate.metrics)
 
 
 def _require(ok: bool, name: str, given: object, expected: str) -> None:

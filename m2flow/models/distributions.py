@@ -88,13 +88,14 @@ class Gaussian(nn.Module):
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Parameters beside the network's."""
-        return () if self.log_std is None else (self.log_std,)
+        own = self.log_std
+        return () if own is None else (own,)
 
     def parameters_of(self, out: Tensor) -> tuple[Tensor, Tensor]:
         """Mean [B, C, *shape] and log standard deviation, which broadcasts against it."""
-        if self.log_std is not None:
-            mean: Tensor = out.view(-1, *self.shape)
-            log_std: Tensor = self.log_std
+        own = self.log_std
+        if own is not None:
+            mean, log_std = out.view(-1, *self.shape), own
         else:
             mean, raw = out.view(-1, 2, *self.shape).unbind(1)
             log_std = raw + self.init

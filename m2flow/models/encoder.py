@@ -69,10 +69,10 @@ class Encoder(nn.Module):
     def _flat(self, obs: Observation, like: Tensor) -> Tensor:
         parts = []
         for name, size, categories in self.fields:
-            x = tensor(obs[name]).to(like.device)
+            x = obs[name]
             if categories is not None:
-                x = nn.functional.one_hot(x.long(), categories)
-            parts.append(x.reshape(-1, size * (categories or 1)).to(like.dtype))
+                x = nn.functional.one_hot(tensor(x).to(like.device).long(), categories)
+            parts.append(tensor(x, like).reshape(-1, size * (categories or 1)))
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     def rows(self, obs: Observation, dtype: Any) -> NDArray[Any]:

@@ -68,6 +68,14 @@ class Dense(nn.Module):
         return functional.linear(x, self.weight, self.bias)
 
 
+def dense(x: Tensor, pairs: Sequence[tuple[Tensor, Tensor]], activate: Callable[[Tensor], Tensor]) -> Tensor:
+    """Layers of (weight, bias) with the activation between them, not behind the last."""
+    *inner, (weight, bias) = pairs
+    for w, b in inner:
+        x = activate(functional.linear(x, w, b))
+    return functional.linear(x, weight, bias)
+
+
 class Trunk(nn.Module):
     """Dense layers of the given widths, each followed by the activation; the identity without widths."""
 

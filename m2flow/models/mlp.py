@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from m2flow import seeds
 from m2flow.models.distributions import Categorical, Gaussian, Squashed
 from m2flow.models.encoder import Encoder, host, policy_spec, tensor
-from m2flow.models.layers import ACTIVATIONS, Dense, HostViews, Trunk, check_network, on_host
+from m2flow.models.layers import ACTIVATIONS, Dense, HostViews, Trunk, check_network, dense, on_host
 from m2flow.models.normalizer import MIN_STD
 from m2flow.types import Action, Array, Field, Observation, Score, Spec
 
@@ -82,15 +82,18 @@ class MLPPolicy(nn.Module):
         self.noise = (self.distribution.kind, self.distribution.shape)
         if isinstance(self.distribution, Squashed):
             self.propose = self._propose
-        # Parameters in tuples: assigned directly they would be registered a second time, under another name.
+        # In tuples: assigned directly they would be registered a second time, under another name. And reading an
+        # attribute of an nn.Module costs as much as a small product.
         self._pairs = (*self.trunk.pairs, (self.last.weight, self.last.bias))
+        self._dense = tuple(chain.from_iterable(self._pairs))
+        self._modules_used = (self.encoder, self.distribution)
+        self._activate = ACTIVATIONS[config.activation]
         self._widest = max(weight.numel() for weight, _ in self._pairs)
         self._views = HostViews(self._tensors)
 
     def _tensors(self) -> tuple[Tensor, ...]:
         """Weights and biases in order, then what the distribution owns."""
-        pairs: chain[Tensor] = chain.from_iterable(self._pairs)
-        return (*pairs, *self.distribution.tensors())
+        return (*self._dense, *self._modules_used[1].tensors())
 
     @property
     def _weight(self) -> Tensor:
@@ -104,18 +107,17 @@ class MLPPolicy(nn.Module):
         if not on_host(first, self._weight, self._widest):
             decided = self._act_torch(obs, noise)
             return _to_host(decided) if isinstance(first, np.ndarray) else decided
-        views = self._views()
-        layers = 2 * len(self.trunk.pairs)
-        activate = ACTIVATIONS[self.trunk.activation][1]
-        x = self.encoder.rows(obs, views[0].dtype)
+        views, (encoder, distribution) = self._views(), self._modules_used
+        layers = 2 * len(self._pairs) - 2
+        x = encoder.rows(obs, views[0].dtype)
         for i in range(0, layers, 2):
             x = x @ views[i].T
             x += views[i + 1]
-            x = activate(x)
+            x = self._activate[1](x)
         x = x @ views[layers].T
         x += views[layers + 1]
         drawn = None if noise is None else host(noise).astype(x.dtype, copy=False)
-        return self.distribution.draw_rows(x, drawn, views[layers + 2 :])
+        return distribution.draw_rows(x, drawn, views[layers + 2 :])
 
     @torch.no_grad()
     def _act_torch(self, obs: Observation, noise: Array | None) -> Action:
@@ -124,11 +126,11 @@ class MLPPolicy(nn.Module):
 
     def score(self, obs: Observation, record: Mapping[str, Array]) -> Score:
         """Log-prob and entropy of recorded actions, [S, *axes], with gradients."""
-        return self.distribution.score(self._out(obs), record)
+        return self._modules_used[1].score(self._out(obs), record)
 
     def features(self, obs: Observation) -> Tensor:
         """[S, F]: the normalised flat observation, or the hidden layers' output with `shared_trunk`."""
-        x: Tensor = self.encoder(obs, self._weight)
+        x: Tensor = self._modules_used[0].forward(obs, self._weight)
         return self.trunk(x) if self.shared_trunk else x
 
     def observe(self, obs: Observation) -> None:
@@ -146,8 +148,8 @@ class MLPPolicy(nn.Module):
         return action.squeeze(1) if self.chunk == 1 else action, drawn.logprob.flatten(1).sum(1)
 
     def _out(self, obs: Observation) -> Tensor:
-        out: Tensor = self.last(self.trunk(self.encoder(obs, self._weight)))
-        return out
+        x: Tensor = self._modules_used[0].forward(obs, self._weight)
+        return dense(x, self._pairs, self._activate[0])
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """Casts and moves; the spec says which dtype is read."""

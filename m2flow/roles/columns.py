@@ -1,4 +1,4 @@
-"""Joining trajectories of one step: columns side by side in lane order, whatever order they arrived in."""
+"""Joining trajectories of one step, side by side in lane order whatever order they arrived in, and cutting batches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from m2flow.types import Array, Observation, Trajectory, Units
+from m2flow.types import Array, Batch, Observation, Trajectory, Units
+
+
+def cut(batch: Batch, rows: int) -> list[Batch]:
+    """Batches of `rows` rows each, the last one with what is left; views of tensors, no copy."""
+    views = batch.map(lambda x: x.split(rows))  # one call per array for all parts, not one per part
+    return [views.map(lambda parts: parts[i]) for i in range(-(-batch.size // rows))]  # noqa: B023 - called at once
 
 
 def side_by_side(parts: Sequence[Observation]) -> Observation:

@@ -8,9 +8,10 @@ trained on as they come. A new version is published when the step closes.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 
 from m2flow import seeds
 from m2flow.protocols import Objective, Trainer
-from m2flow.roles.columns import merge, side_by_side
+from m2flow.roles.columns import cut, merge, side_by_side
 from m2flow.types import Array, Batch, Metric, Observation, Report, Trajectory, Tree, Weights
 
 PARITY_ROWS = 256
@@ -75,7 +76,9 @@ class Learner:
             if isinstance(item, Trajectory):
                 self.pending.append(item)
             else:
-                self._update(item.map(partial(torch.as_tensor, device=self._weight.device)))
+                batch = item.map(partial(torch.as_tensor, device=self._weight.device))
+                self.tally.add({"train/samples": Metric(float(batch.size), "sum")})
+                self._update(self.objective.prepare(batch, batch.size))
         self.clock += time.perf_counter() - started
         yield from ()
 
@@ -110,47 +113,39 @@ class Learner:
         """Epochs over the rows of one step, shuffled by a key of (seed, step, epoch)."""
         batch, metrics = self.objective.targets(self.trainer.model, trajectory)
         self.tally.add(metrics)
+        self.tally.add({"train/samples": Metric(float(trajectory.valid.any(-1).sum()), "sum")})
         self.inserted([trajectory])
-        self._parity(batch)
-        rows = self.config.minibatch or batch.size
+        batch = self._parity(batch)
+        rows = min(self.config.minibatch or batch.size, batch.size)
+        ready = self.objective.prepare(batch, rows) if rows == batch.size else None
         for epoch in range(self.config.epochs):
-            if rows < batch.size:
-                order = np.random.Generator(np.random.Philox(seeds.derive(self.seed, step, epoch))).permutation(
-                    batch.size
-                )
-                shuffled = batch.take(torch.from_numpy(order))
-            else:
-                shuffled = batch
-            for start in range(0, batch.size, rows):
-                if self._update(shuffled.rows(start, min(start + rows, batch.size))):
+            for part in [ready] if ready is not None else self._shuffled(batch, rows, step, epoch):
+                if self._update(part):
                     self.tally.add({"train/epochs": Metric(float(epoch + 1), "last")})
                     return
         self.tally.add({"train/epochs": Metric(float(self.config.epochs), "last")})
 
+    def _shuffled(self, batch: Batch, rows: int, step: int, epoch: int) -> list[Batch]:
+        """The optimiser batches of one epoch."""
+        generator = np.random.Generator(np.random.Philox(seeds.derive(self.seed, step, epoch)))
+        order = torch.from_numpy(generator.permutation(batch.size))
+        return cut(self.objective.prepare(batch.take(order), rows), rows)
+
     def _update(self, batch: Batch) -> bool:
         """One optimiser batch through every phase that is due; True when the objective asks to stop."""
         objective, trainer = self.objective, self.trainer
-        batch = objective.prepare(batch)
         counts = objective.counts(batch)
-        micro = self.config.microbatch or batch.size
         noise = self._noise(batch.size) if "propose" in objective.requires else None
+        parts = [(batch, noise)]
+        if self.config.microbatch is not None and self.config.microbatch < batch.size:
+            micro = self.config.microbatch
+            noises = itertools.repeat(None) if noise is None else noise.split(micro)
+            parts = list(zip(cut(batch, micro), noises, strict=False))
         for phase in objective.phases:
-            if self.updates % phase.every:
-                continue
-            if micro >= batch.size:
-                self.tally.sums([trainer.forward_backward(batch, phase, counts, noise)], counts)
-            else:
-                cuts = [(start, min(start + micro, batch.size)) for start in range(0, batch.size, micro)]
-                self.tally.sums(
-                    [
-                        trainer.forward_backward(
-                            batch.rows(*cut), phase, counts, None if noise is None else noise[slice(*cut)]
-                        )
-                        for cut in cuts
-                    ],
-                    counts,
-                )
-            self.tally.values(trainer.step(phase))
+            if self.updates % phase.every == 0:
+                sums = [trainer.forward_backward(part, phase, counts, drawn) for part, drawn in parts]
+                self.tally.sums(sums, counts)
+                self.tally.values(trainer.step(phase))
         self.updates += 1
         return objective.after_update(self.tally.latest)
 
@@ -166,13 +161,14 @@ class Learner:
         return torch.from_numpy(drawn).to(self._weight)
 
     @torch.no_grad()
-    def _parity(self, batch: Batch) -> None:
+    def _parity(self, batch: Batch) -> Batch:
         """Largest gap between recorded and recomputed log-prob on the first rows, under the current weights.
 
-        At lag 0 this is round-off; with stale data it is the policy's movement.
+        At lag 0 this is round-off; with stale data it is the policy's movement. Returns the batch without the column
+        that only this check reads.
         """
         if "behaviour_logprob" not in batch.columns:
-            return
+            return batch
         part = batch.rows(0, min(PARITY_ROWS, batch.size))
         again = self.trainer.model.policy.score(part.obs, part.record).logprob
         gap = (again - part.columns["behaviour_logprob"]).abs()
@@ -181,6 +177,7 @@ class Learner:
             gap = gap[counted]
         if gap.numel():
             self.tally.add({"train/logprob_gap": Metric(float(gap.max()), "max")})
+        return replace(batch, columns={k: v for k, v in batch.columns.items() if k != "behaviour_logprob"})
 
     def onload(self) -> None:
         """Back to the trainer's device."""

@@ -50,7 +50,7 @@ class Model(nn.Module):
         if net is None:
             kind = "slow head" if slow else "head"
             raise ValueError(f"{kind} {name!r} does not exist; there are {sorted(self._nets[slow])}")
-        out: Tensor = net(self.policy.features(obs), action)
+        out: Tensor = net.forward(self.policy.features(obs), action)
         return out
 
     def scalar(self, name: str) -> Tensor:

@@ -179,7 +179,6 @@ class TorchTrainer:
                 parameter.requires_grad_(group in groups)
             self._focused = group
 
-    @torch.no_grad()
     def step(self, phase: Phase) -> Mapping[str, Array]:
         """Clip, move the phase's parameter group, clear gradients, move slow copies.
 
@@ -193,8 +192,10 @@ class TorchTrainer:
         rate = self._rate(group)
         group.optimizer.update(group.flat.data, group.flat.grad, rate)
         group.flat.grad.zero_()
-        for slow, fast, share in group.slow:
-            torch._foreach_lerp_(slow, fast, share)
+        if group.slow:
+            with torch.no_grad():
+                for slow, fast, share in group.slow:
+                    torch._foreach_lerp_(slow, fast, share)
         suffix = "" if len(self.objective.phases) == 1 else f"/{phase.name}"
         return {f"grad_norm{suffix}": norm, f"lr{suffix}": rate}
 

@@ -102,7 +102,7 @@ def test_nothing_under_a_mask_reaches_a_gradient_or_a_metric(name, hidden):
     for given_trajectory in (trajectory, poison(trajectory, hidden)):
         batch, metrics = objective.targets(start, given_trajectory)
         found, loss = gradient(objective, now, batch, [5, 11])
-        batch = objective.prepare(batch)
+        batch = objective.prepare(batch, batch.size)
         sums = {k: float(v[0]) for k, v in objective.losses(now, batch, "update").metrics.items()}
         counts = {k: float(v) for k, v in objective.counts(batch).items()}
         results.append((found, loss, sums, counts, {k: (v.value, v.weight) for k, v in metrics.items()}))
@@ -194,7 +194,7 @@ def test_on_the_first_update_nothing_is_clipped_and_the_kl_is_zero():
     objective, kind, chunk = VARIANTS["flow"]
     model = make(objective, kind=kind, chunk=chunk)
     batch, _ = objective.targets(model, collect(model, seed=0))
-    batch = objective.prepare(batch)
+    batch = objective.prepare(batch, batch.size)
     loss = objective.losses(model, batch, "update")
     assert float(loss.metrics["clip_fraction"][0]) == 0
     assert abs(float(loss.metrics["approx_kl"][0])) < 1e-12
@@ -261,14 +261,20 @@ def test_whitening_uses_the_rows_it_names():
     whole = torch.where(mask, (plain - kept.mean()) / (kept.std(correction=0) + 1e-8), 0.0)
     batch, metrics = PPO(whiten="batch").targets(trajectory_model, trajectory)
     torch.testing.assert_close(batch.columns["advantage"], whole)
-    torch.testing.assert_close(PPO(whiten="batch").prepare(batch).columns["advantage"], whole)
+    torch.testing.assert_close(PPO(whiten="batch").prepare(batch, batch.size).columns["advantage"], whole)
     assert metrics["train/advantage_mean"].value == pytest.approx(float(kept.mean()))  # reported before whitening
     batch, _ = PPO(whiten="minibatch").targets(trajectory_model, trajectory)
     torch.testing.assert_close(batch.columns["advantage"], plain)
-    part = PPO(whiten="minibatch").prepare(batch.rows(3, 11)).columns
+    part = PPO(whiten="minibatch").prepare(batch.rows(3, 11), 8).columns
     there = part["advantage"][part["mask"]]
     assert float(there.mean()) == pytest.approx(0.0, abs=1e-12)
     assert float(there.std(correction=0)) == pytest.approx(1.0, abs=1e-6)
+    for rows in (4, 5):  # an epoch at once is each optimiser batch by itself, also where the last one is smaller
+        epoch = PPO().prepare(batch, rows).columns
+        for start in range(0, batch.size, rows):
+            part = PPO().prepare(batch.rows(start, min(start + rows, batch.size)), rows).columns
+            for name in ("advantage", "factor", "lower", "upper"):
+                torch.testing.assert_close(epoch[name][start : start + rows], part[name])
     assert [PPO(whiten=w).scope for w in ("none", "minibatch", "batch")] == ["group", "batch", "batch"]
 
 
@@ -344,7 +350,7 @@ def test_a05_a_reward_of_zero_and_rewards_of_any_number_type_are_values():
 def test_rows_that_are_all_valid_carry_no_masks():
     objective, start, _, trajectory = case("plain", holes=False)
     batch, _ = objective.targets(start, trajectory)
-    assert set(batch.columns) == {"logprob", "advantage", "return", "behaviour_logprob", "valid"}
+    assert set(batch.columns) == {"logprob", "advantage", "return", "behaviour_logprob"}
     assert batch.size == trajectory.reward.size
     assert objective.counts(batch) == {"units": 18.0, "values": 18.0}
 
@@ -353,11 +359,11 @@ def test_the_behaviour_log_prob_stays_for_the_parity_check():
     objective, start, _, trajectory = case("action")
     batch, _ = objective.targets(start, poison(trajectory, math.nan))
     again = start.policy.score(batch.obs, batch.record).logprob
-    there = batch.columns["valid"]
+    there = batch.columns["unit_mask"]
     fresh = collect(start, seed=0, shift=0.0)
     batch, _ = objective.targets(start, fresh)
     gap = (start.policy.score(batch.obs, batch.record).logprob - batch.columns["behaviour_logprob"]).abs()
-    assert gap[batch.columns["valid"]].max() < 1e-12
+    assert gap[batch.columns["unit_mask"]].max() < 1e-12
     assert again[there].isfinite().all()
 
 
@@ -389,7 +395,8 @@ class _Fixed:
 
 def test_options_that_are_off_cost_no_operation():
     objective, start, _, trajectory = case("plain", holes=False, dtype=torch.float32)
-    batch = objective.prepare(objective.targets(start, trajectory)[0])
+    batch = objective.targets(start, trajectory)[0]
+    batch = objective.prepare(batch, batch.size)
     model = _Fixed(batch)
     with _Count() as seen:
         loss = objective.losses(model, batch, "update")
@@ -400,7 +407,7 @@ def test_options_that_are_off_cost_no_operation():
     work = [name for name in seen.names if not name.startswith("detach")]
     assert sorted(work) == sorted([*surrogate, "huber_loss.default", *metrics])
     with _Count() as seen:
-        assert PPO(whiten="none").prepare(batch) is batch
+        assert PPO(whiten="none").prepare(batch, batch.size) is batch
         objective.counts(batch)
     assert seen.names == []
 
@@ -409,7 +416,7 @@ def test_columns_follow_the_precision_of_the_model():
     for dtype in (torch.float64, torch.float32):
         objective, start, _, trajectory = case("everything", dtype=dtype)
         batch, _ = objective.targets(start, trajectory)
-        batch = objective.prepare(batch)
+        batch = objective.prepare(batch, batch.size)
         masks = {"mask", "unit_mask", "value_mask", "valid"}
         assert {x.dtype for name, x in batch.columns.items() if name not in masks} == {dtype}
 

@@ -49,7 +49,7 @@ def test_targets_are_the_valid_transitions_in_order():
     assert metrics == {}
     assert batch.size == len(kept)
     t, b = np.unravel_index(kept, (8, 3))
-    ready = objective.prepare(batch)
+    ready = objective.prepare(batch, batch.size)
     np.testing.assert_allclose(ready.columns["reward"], 2.0 * trajectory.reward[t, b, 0])
     np.testing.assert_array_equal(batch.columns["terminated"], trajectory.terminated[t, b])
     np.testing.assert_array_equal(ready.columns["action"], trajectory.units.record["action"][kept].reshape(-1, 2))
@@ -72,7 +72,8 @@ def test_targets_need_no_model():
 def test_chunk_rewards_are_summed_over_executed_actions():
     model = make(SAC(), kind="gaussian", chunk=3)
     trajectory = collect(model, seed=2)
-    batch = SAC().prepare(SAC().targets(model, poison(trajectory, math.nan))[0])
+    batch = SAC().targets(model, poison(trajectory, math.nan))[0]
+    batch = SAC().prepare(batch, batch.size)
     step = trajectory.valid.any(-1)
     expected = np.where(trajectory.valid, trajectory.reward, 0).sum(-1)[step]
     np.testing.assert_allclose(batch.columns["reward"], expected)
@@ -86,7 +87,7 @@ def test_three_phases_equal_the_formulas_of_the_papers(backup, fixed):
     model = squashed(objective)
     batch, noise = drawn(objective, model)
     alpha = torch.tensor(0.5 if fixed is None else fixed, dtype=torch.float64)
-    columns, n = objective.prepare(batch).columns, batch.size
+    columns, n = objective.prepare(batch, batch.size).columns, batch.size
     with torch.no_grad():
         after, logp = model.policy.propose(batch.next_obs, noise[:, 0])
         slow = model.value("q", batch.next_obs, after, slow=True)[..., 0]
@@ -117,7 +118,7 @@ def test_a_terminated_step_stops_the_bootstrap_and_nothing_else_does():
     objective = SAC()
     model = squashed(objective)
     batch, noise = drawn(objective, model)
-    batch = objective.prepare(batch)
+    batch = objective.prepare(batch, batch.size)
     ended = batch.columns["terminated"]
 
     def target(b):
@@ -145,7 +146,7 @@ def test_the_actor_and_temperature_phases_see_the_same_action():
     objective = SAC(initial_temperature=1.0, target_entropy=-3.0)
     model = squashed(objective)
     batch, noise = drawn(objective, model)
-    batch = objective.prepare(batch)
+    batch = objective.prepare(batch, batch.size)
     entropy = float(objective.losses(model, batch, "actor", noise).metrics["entropy"][0])
     term = objective.losses(model, batch, "temperature", noise).terms[0]
     assert term.total.item() == pytest.approx(entropy - (-3.0) * batch.size)  # alpha 1: sum of entropy minus target
@@ -190,7 +191,7 @@ def test_what_is_missing_is_named():
     with pytest.raises(ValueError, match="phase: 'update', expected one of critic, actor, temperature"):
         objective.losses(model, batch, "update", noise)
     with pytest.raises(ValueError, match=r"record: no 'action' among \['tokens'\]"):
-        objective.prepare(dataclasses.replace(batch, record={"tokens": batch.record["action"]}))
+        objective.prepare(dataclasses.replace(batch, record={"tokens": batch.record["action"]}), batch.size)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +234,7 @@ def test_sac_finds_the_best_action_and_its_target_entropy():
         for phase in objective.phases:
             gradient(objective, model, batch, [], phase.name, noise)
             optimisers[phase.group].step()
-    batch = objective.prepare(batch)
+    batch = objective.prepare(batch, batch.size)
     entropy = float(objective.losses(model, batch, "actor", noise).metrics["entropy"][0]) / 64
     mode = torch.tanh(model.policy.mean(batch.obs))[0]
     assert (mode - goal).abs().max() < 0.2

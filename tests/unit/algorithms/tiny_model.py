@@ -183,7 +183,7 @@ def poison(trajectory: Trajectory, value: float) -> Trajectory:
 def gradient(objective, model: Model, batch, cuts, phase: str = "update", noise=None) -> tuple[torch.Tensor, float]:
     """What a trainer does with one optimiser batch cut at `cuts`: flat gradient, and the loss."""
     model.zero_grad()
-    batch = objective.prepare(batch)
+    batch = objective.prepare(batch, batch.size)
     counts = objective.counts(batch)
     edges = [0, *sorted(cuts), batch.size]
     loss = 0.0

@@ -56,7 +56,7 @@ def test_ppo_improves_a_flow_policy() -> None:
         for epoch in range(4):
             order = torch.from_numpy(np.random.default_rng((step, epoch)).permutation(LANES))
             for part in order.split(128):
-                rows = objective.prepare(batch.take(part))
+                rows = objective.prepare(batch.take(part), len(part))
                 trainer.forward_backward(rows, phase, objective.counts(rows))
                 trainer.step(phase)
         rewards.append(reward)
