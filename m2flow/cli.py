@@ -124,6 +124,7 @@ def train(
     """Train a policy and write a report."""
     from m2flow import api
 
+    api.distinct(seed or [])
     seeds: list[int | None] = [*(seed or [])] or [None]
     runs = []
     for one in seeds:

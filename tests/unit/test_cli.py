@@ -105,6 +105,7 @@ def test_several_seeds_follow_one_option(given: str, read: str) -> None:
         (("check", "r.yaml", "learner.minibatch=7"), "learner.minibatch (override): a step collects 16 rows"),
         (("check", "r.yaml", "learner.minibatch"), "must look like section.key=value"),
         (("train", "r.yaml", "--plan", "colocated"), "did you mean 'collocated'?"),
+        (("train", "r.yaml", "--seed", "0", "1", "0"), "0 given more than once"),
         (("config", "r.yaml", "env=point_rech"), "did you mean 'point_reach'?"),
         (("show", "runs/none"), "runs/none"),
         (("resume", "runs/none"), "runs/none: no run here"),
