@@ -122,8 +122,8 @@ class Objective(Protocol):
         """Denominators of these rows; additive over any cut of a batch."""
 
     def prepare(self, batch: Batch, rows: int) -> Batch:
-        """The rows of an epoch, in the order in which they will be cut into optimiser batches of `rows` rows. What looks
-        at a whole optimiser batch is done here, for all of them at once (advantage whitening)."""
+        """An epoch's rows, in the order in which they will be cut into optimiser batches of `rows` rows. What looks at
+        a whole optimiser batch is done here, for all of them at once (advantage whitening)."""
 
     def losses(self, model: Model, batch: Batch, phase: str, noise: Array | None = None) -> Loss:
         """Terms to minimise in this phase, as sums over these rows."""

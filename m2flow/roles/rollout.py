@@ -82,6 +82,8 @@ class Rollout:
             for name, column in zip(("return", "length", "success"), np.array(ended, np.float64).T, strict=True):
                 if not np.isnan(column).any():
                     metrics[f"rollout/{name}"] = Metric(float(column.mean()), "mean", weight)
+        if len(ended) > 1:
+            metrics["rollout/return_std"] = Metric(float(np.std([ret for ret, *_ in ended])), "mean", weight)
         return metrics
 
     def state(self) -> Tree:

@@ -67,14 +67,13 @@ class LocalHandle:
         self._service = service
 
     def __getattr__(self, method: str) -> Callable[..., Awaitable[Any]]:
-        function = getattr(self._service, method)
+        function: Callable[..., Any] = getattr(self._service, method)
 
         async def call(*args: Any) -> Any:
-            answer = function(*args)
-            return await answer if inspect.isawaitable(answer) else answer
+            return function(*args)
 
-        setattr(self, method, call)
-        return call
+        setattr(self, method, function if inspect.iscoroutinefunction(function) else call)
+        return getattr(self, method)  # type: ignore[no-any-return]
 
 
 class RemoteHandle:
