@@ -23,13 +23,13 @@ from m2flow.flow.plan import Plan
 from m2flow.observe import alarms as alarm_rules
 from m2flow.observe import runinfo
 from m2flow.observe.layout import Evaluation, RunFolder, write_json
-from m2flow.observe.metrics import reduce_lists
+from m2flow.observe.metrics import reduce
 from m2flow.observe.progress import Progress
 from m2flow.observe.rundata import show_interval, show_number
 from m2flow.observe.timeline import export_chrome
 from m2flow.observe.trace import Tracer
-from m2flow.runtime.driver import Driver, DriverConfig, Hooks, Outcome, Spans, Stop
-from m2flow.types import Metric, Spec
+from m2flow.runtime.driver import Driver, DriverConfig, Hooks, Outcome, Said, Spans, Stop
+from m2flow.types import Spec
 
 STATUS_EVERY = 1.0  # seconds between two updates of the status file while steps finish
 
@@ -178,10 +178,10 @@ class Session:
 
     # ---- what the driver tells
 
-    def _on_step(self, step: int, parts: dict[str, list[Metric]]) -> Stop | None:
+    def _on_step(self, step: int, said: Said) -> Stop | None:
         """Reduce, record, check. Evaluations are logged under the step they follow."""
         now = time.monotonic()
-        row = reduce_lists(parts)
+        row = reduce(said)
         row["time/step_s"] = now - self.stepped
         row["time/total_s"] = self._worked()
         steps = row.get("rollout/env_steps", 0.0)

@@ -80,10 +80,7 @@ def rows(path: Path, tail: int | None = None) -> Iterator[dict[str, Any]]:
 
 
 def keep_until(path: Path, step: int) -> int:
-    """Drop rows of later steps than `step`, and a torn last line, so that a resumed run can append. Rows dropped.
-
-    The file is replaced at once; a crash leaves the old one.
-    """
+    """Drop rows of later steps than `step`, and a torn last line, so that a resumed run can append. Rows dropped."""
     if not path.exists():
         return 0
     kept, dropped = [], 0
@@ -92,13 +89,20 @@ def keep_until(path: Path, step: int) -> int:
             kept.append(dumps(row))
         else:
             dropped += 1
+    replace_text(path, "".join(line + "\n" for line in kept))
+    return dropped
+
+
+def replace_text(path: Path, text: str) -> Path:
+    """Write a file so that a reader, also one after a crash, sees the old text or the new one, never half of one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with scratch.open("w", encoding="utf-8") as file:
-        file.writelines(line + "\n" for line in kept)
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
     scratch.replace(path)
-    return dropped
+    return path
 
 
 class Appender:

@@ -12,7 +12,7 @@
       evaluations/step_000000.json   protocol, numbers, episodes                   (Evaluation)
       videos/*.mp4                   sample episodes, or videos/none.txt: one line that says why there are none
       checkpoints/                   owned by the checkpoint store
-      logs/<stage>-<replica>.log     what a stage printed
+      logs/<worker>.log              what a worker printed, "rollout+policy-0.log"
       recorders.json                 ids by which external trackers continue this run
       report.html                    report.write_report
 
@@ -22,14 +22,13 @@ Every file may be missing: a run that crashed early is still a run.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from m2flow.observe.jsonl import decode, dumps
+from m2flow.observe.jsonl import decode, dumps, replace_text
 
 STATES = ("running", "finished", "failed", "stopped")
 
@@ -119,10 +118,6 @@ class RunFolder:
         """File of the evaluation done with the weights of `step`."""
         return self.evaluations / f"step_{step:06d}.json"
 
-    def log(self, stage: str, replica: int) -> Path:
-        """What one replica of a stage printed."""
-        return self.logs / f"{stage}-{replica}.log"
-
     def evaluation_files(self) -> list[tuple[int, Path]]:
         """(step, file) of every evaluation, ascending."""
         if not self.evaluations.is_dir():
@@ -178,14 +173,7 @@ class Evaluation:
 
 def write_json(path: Path, value: Any) -> Path:
     """Write JSON so that a reader sees the old file or the new one, never half of one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with scratch.open("w", encoding="utf-8") as file:
-        file.write(dumps(value, indent=1) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.replace(path)
-    return path
+    return replace_text(path, dumps(value, indent=1) + "\n")
 
 
 def read_json(path: Path) -> Any:

@@ -5,8 +5,8 @@ Two rules keep numbers honest. Parts of one replica (several reports in a step) 
 something that replicas add up (episodes, environment steps), while seconds of replicas that run side by side do not.
 
     combine([Metric(3.0, weight=2), Metric(6.0, weight=1)])        -> Metric(4.0, "mean", weight=3)
-    reduce([{"rollout/env_steps": Metric(64, "sum")}] * 2)         -> {"rollout/env_steps": 128.0}
-    reduce([{"time/rollout_s": Metric(2.0, "sum")}] * 2)           -> {"time/rollout_s": 2.0}
+    reduce(enumerate([{"rollout/env_steps": Metric(64, "sum")}] * 2)) -> {"rollout/env_steps": 128.0}
+    reduce(enumerate([{"time/rollout_s": Metric(2.0, "sum")}] * 2))   -> {"time/rollout_s": 2.0}
 """
 
 from __future__ import annotations
@@ -42,11 +42,6 @@ class MetricInfo:
             raise ValueError(f"name: {self.name!r} has no namespace; write for instance 'train/{self.name}'")
         _reduction(self.reduce)
         _reduction(self.across or self.reduce)
-
-    @property
-    def label(self) -> str:
-        """Name with its unit, for axes: "rollout/return (reward)"."""
-        return f"{self.name} ({self.unit})" if self.unit else self.name
 
 
 class MetricError(ValueError):
@@ -96,18 +91,13 @@ class Registry:
                 self._found[name] = info
         return info
 
-    def label(self, name: str) -> str:
-        """`name (unit)` for axes, and the bare name where there is no unit."""
-        info = self.find(name)
-        return f"{name} ({info.unit})" if info and info.unit else name
-
     def check(self, name: str, metric: Metric | None = None) -> MetricInfo:
         """The declaration of a name; for an unknown name an error (strict) or a warning and a plain declaration."""
         info = self.find(name)
         if info is None:
             self._complain(
                 name,
-                f"metric {name!r} is not declared; add it to m2flow/observe/metrics.py, or declare it with"
+                f"metric {name!r} is not declared; add it to m2flow/observe/catalogue.py, or declare it with"
                 " METRICS.declare(MetricInfo(...))",
             )
             given: Reduce = metric.reduce if metric else "last"
@@ -128,10 +118,6 @@ class Registry:
         if name not in self._warned:
             self._warned.add(name)
             warnings.warn(text, stacklevel=4)
-
-    def infos(self) -> list[MetricInfo]:
-        """Everything declared, by name."""
-        return sorted([*self._exact.values(), *self._patterns], key=lambda info: info.name)
 
 
 def _total(values: Sequence[float]) -> float:
@@ -173,30 +159,18 @@ def combine(metrics: Sequence[Metric]) -> Metric:
 
 
 def reduce(
-    rows: Sequence[Mapping[str, Metric]], replicas: Sequence[object] | None = None, registry: Registry | None = None
+    reports: Iterable[tuple[object, Mapping[str, Metric]]], registry: Registry | None = None
 ) -> dict[str, float]:
-    """One number per metric name from the reports of a step, in order of first appearance.
+    """One number per metric name from the reports of a step, each with its sender, in order of first appearance.
 
-    `replicas[i]` says who sent row i; None: every row is from another replica. Rows of one replica combine by the
-    declared `reduce`, replicas by the declared `across`. The declaration decides also where a Metric says otherwise.
+    What one sender (a replica) said combines by the declared `reduce`, senders by the declared `across`. The
+    declaration decides also where a Metric says otherwise.
     """
-    senders = list(range(len(rows))) if replicas is None else list(replicas)
-    if len(senders) != len(rows):
-        raise ValueError(f"replicas: {len(senders)} senders for {len(rows)} rows")
     parts: dict[str, dict[object, list[Metric]]] = {}
-    for sender, row in zip(senders, rows, strict=True):
+    for sender, row in reports:
         for name, metric in row.items():
             parts.setdefault(name, {}).setdefault(sender, []).append(metric)
     return {name: _reduced(name, list(by.values()), registry or METRICS) for name, by in parts.items()}
-
-
-def reduce_lists(columns: Mapping[str, Sequence[Metric]], registry: Registry | None = None) -> dict[str, float]:
-    """`reduce` for metrics already gathered by name, each from another replica."""
-    return {
-        name: _reduced(name, [[metric] for metric in metrics], registry or METRICS)
-        for name, metrics in columns.items()
-        if metrics
-    }
 
 
 def _reduced(name: str, by_replica: Sequence[Sequence[Metric]], registry: Registry) -> float:

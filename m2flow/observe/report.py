@@ -7,7 +7,6 @@ The script in the page only adds values under the pointer and zooming of the tim
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from html import escape
 from importlib import resources
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from m2flow.observe import report_curves, report_sections, report_timeline
+from m2flow.observe.jsonl import replace_text
 from m2flow.observe.rundata import RunData, load_run
 
 
@@ -25,13 +25,7 @@ def write_report(run_dirs: Sequence[Path | str], out: Path | str) -> Path:
     """
     if not run_dirs:
         raise ValueError("run_dirs: no run given; pass at least one run folder")
-    target = Path(out)
-    text = page([load_run(run) for run in run_dirs])
-    target.parent.mkdir(parents=True, exist_ok=True)
-    scratch = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    scratch.write_text(text, encoding="utf-8")
-    scratch.replace(target)
-    return target
+    return replace_text(Path(out), page([load_run(run) for run in run_dirs]))
 
 
 def page(runs: Sequence[RunData]) -> str:

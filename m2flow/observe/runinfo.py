@@ -111,19 +111,15 @@ def _memory() -> int | None:
     return min(limits, default=None)
 
 
-def collect(
-    seeds: Mapping[str, Any], command: Sequence[str] | None = None, source: Path | None = None
-) -> dict[str, Any]:
-    """What `env.json` holds. `seeds` names the run's seed as "run" and may hold what was derived from it. `source` is a
-    folder inside the repository whose git state matters: by default the one this package was loaded from, else the
-    working folder."""
-    git = git_state(source) if source is not None else git_state(Path(__file__).parent) or git_state(Path.cwd())
+def collect(seeds: Mapping[str, Any], command: Sequence[str] | None = None) -> dict[str, Any]:
+    """What `env.json` holds. `seeds` names the run's seed as "run" and may hold what was derived from it. The git state
+    is that of the repository this package was loaded from, else that of the working folder."""
     return {
         "time": time.time(),
         "command": list(sys.argv if command is None else command),
         "seeds": dict(seeds),
         "packages": versions(),
-        "git": git,
+        "git": git_state(Path(__file__).parent) or git_state(Path.cwd()),
         "machine": machine(),
     }
 

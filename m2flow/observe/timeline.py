@@ -5,13 +5,13 @@ from __future__ import annotations
 import bisect
 import itertools
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from m2flow.observe.jsonl import replace_text
 from m2flow.observe.trace import Span, read_spans
 
 
@@ -91,9 +91,7 @@ def _event(span: Span, pid: int, tid: int, origin: float) -> dict[str, Any]:
 def export_chrome(source: Path, target: Path) -> int:
     """Write trace.json from trace.jsonl, whole or not at all. Number of spans."""
     spans = read_spans(source)
-    scratch = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    scratch.write_text(json.dumps(chrome_trace(spans), separators=(",", ":")), encoding="utf-8")
-    scratch.replace(target)
+    replace_text(target, json.dumps(chrome_trace(spans), separators=(",", ":")))
     return len(spans)
 
 

@@ -1,25 +1,20 @@
-"""Who ran when on which device: spans, collected at next to no cost and written as JSON lines.
+"""Who ran when on which device: spans, written as JSON lines.
 
-Times are seconds of `time.monotonic` while a process records them, and Unix seconds in files: each process adds the
-offset between its two clocks, taken once, so that a wall clock that is set in the middle of a run bends nothing.
-Recording a span appends a tuple to a ring buffer; writing happens at `flush`, in one system call.
+Times are seconds of `time.monotonic` while a run goes on, which is one clock for all processes of a host, and Unix
+seconds in files: the offset between the two clocks is taken once, so that a wall clock that is set in the middle of a
+run bends nothing.
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from m2flow.observe.jsonl import Appender, keep_until, rows
 
 IDLE_KINDS = frozenset({"wait", "idle"})
-CLOCK = time.monotonic
 
 
 class Span(NamedTuple):
@@ -52,60 +47,31 @@ def clock_offset() -> float:
     """Seconds to add to `time.monotonic` to get Unix time: the best of five readings."""
     readings = []
     for _ in range(5):
-        before, wall, after = CLOCK(), time.time(), CLOCK()
+        before, wall, after = time.monotonic(), time.time(), time.monotonic()
         readings.append((after - before, wall - 0.5 * (before + after)))
     return min(readings)[1]
 
 
 class Tracer:
-    """Collects the spans of one process. `path` None: keep them for `drain` (a worker that sends them to the driver).
+    """Writes the spans that workers of this host send. `path` None: forgets them (the run has no trace)."""
 
-    The ring buffer holds `capacity` spans between two flushes; older ones are lost first, and counted in `dropped`.
-    Several processes of a host may write to one path.
-    """
-
-    def __init__(self, path: Path | None = None, capacity: int = 65536, resume_step: int | None = None) -> None:
-        if capacity < 1:
-            raise ValueError(f"capacity: {capacity}; allowed: 1 or more")
+    def __init__(self, path: Path | None = None, resume_step: int | None = None) -> None:
         if path is not None and resume_step is not None:
             keep_until(path, resume_step)
         self.offset = clock_offset()
-        self.dropped = 0
-        self.capacity = capacity
-        self._spans: deque[tuple[str, int, str, int, float, float, str]] = deque(maxlen=capacity)
+        self._spans: list[Span] = []
         self._file = Appender(path) if path is not None else None
-        self._lock = threading.Lock()
 
-    def record(
-        self, stage: str, replica: int, device: str, step: int, start: float, end: float, kind: str = "work"
-    ) -> None:
-        """Keep one span; times by `time.monotonic` of this process. Costs well below 3 us."""
-        if len(self._spans) == self.capacity:
-            self.dropped += 1
-        self._spans.append((stage, replica, device, step, start, end, kind))
-
-    def span(self, stage: str, replica: int, device: str, step: int, kind: str = "work") -> Timed:
-        """`with tracer.span(...):` records what runs inside, also when it raises."""
-        return Timed(self, stage, replica, device, step, kind)
-
-    def extend(self, spans: Iterable[Sequence[Any]], offset: float | None = None) -> None:
-        """Take in spans of another process: its monotonic clock and its `clock_offset()`, or None where it runs on this
-        host and shares this clock."""
-        shift = 0.0 if offset is None else offset - self.offset
-        for stage, replica, device, step, start, end, kind in spans:
-            self.record(stage, replica, device, step, start + shift, end + shift, kind)
-
-    def drain(self) -> list[Span]:
-        """Spans since the last drain or flush, times by this process's monotonic clock. Empties the buffer."""
-        with self._lock:
-            return [Span(*self._spans.popleft()) for _ in range(len(self._spans))]
-
-    def flush(self) -> list[Span]:
-        """Write what was collected to `path` and return it, with Unix times."""
-        spans = [s._replace(start=s.start + self.offset, end=s.end + self.offset) for s in self.drain()]
+    def extend(self, spans: Iterable[Sequence[Any]]) -> None:
+        """Take in spans as a stage's host kept them: the fields of `Span`, times by `time.monotonic`."""
         if self._file is not None:
-            self._file.write(*(_row(span) for span in spans))
-        return spans
+            self._spans += [Span(*span) for span in spans]
+
+    def flush(self) -> None:
+        """Write what was taken in, with Unix times."""
+        if self._file is not None:
+            self._file.write(*(_row(span, self.offset) for span in self._spans))
+        self._spans = []
 
     def close(self) -> None:
         """Flush and close the file."""
@@ -114,31 +80,9 @@ class Tracer:
             self._file.close()
 
 
-@dataclass(slots=True)
-class Timed:
-    """A span being measured."""
-
-    tracer: Tracer
-    stage: str
-    replica: int
-    device: str
-    step: int
-    kind: str
-    start: float = field(default=0.0)
-
-    def __enter__(self) -> Self:
-        self.start = CLOCK()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        self.tracer.record(self.stage, self.replica, self.device, self.step, self.start, CLOCK(), self.kind)
-
-
-def _row(span: Span) -> dict[str, Any]:
+def _row(span: Span, offset: float) -> dict[str, Any]:
     row = span._asdict()
-    row["start"], row["end"] = round(span.start, 6), round(span.end, 6)
+    row["start"], row["end"] = round(span.start + offset, 6), round(span.end + offset, 6)
     return row
 
 

@@ -37,6 +37,7 @@ from m2flow.runtime.worker import Part, Program
 from m2flow.types import Metric, Report, Tick, Tree
 
 Spans = Sequence[tuple[str, int, str, int, float, float, str]]
+Said = Sequence[tuple[tuple[str, int], Mapping[str, Metric]]]  # ((stage, replica), its metrics) of each report
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +69,7 @@ class Stop:
 class Hooks:
     """Who is told. `on_step` and `on_evaluation` may ask to stop."""
 
-    on_step: Callable[[int, dict[str, list[Metric]]], Stop | None] = _nothing
+    on_step: Callable[[int, Said], Stop | None] = _nothing
     on_spans: Callable[[Spans], None] = _nothing
     on_evaluation: Callable[[int, list[Any]], Stop | None] = _nothing
     checkpoint_meta: Callable[[int], Mapping[str, Any]] = field(default=lambda _step: {})
@@ -89,7 +90,7 @@ class _Progress:
     admitted: int
     done: int
     left: dict[int, set[tuple[str, int]]] = field(default_factory=dict)  # stages that have not ended a step
-    metrics: dict[int, dict[str, list[Metric]]] = field(default_factory=dict)
+    said: dict[int, list[tuple[tuple[str, int], Mapping[str, Metric]]]] = field(default_factory=dict)
     versions: dict[tuple[str, int], int] = field(default_factory=dict)
 
 
@@ -191,9 +192,9 @@ class Driver:
         return Outcome(progress.done, self.stop)
 
     def _tell_steps(self) -> None:
-        """Hand the metrics of every finished step to its hook, in order."""
-        for step in sorted(step for step in self.progress.metrics if step < self.progress.done):
-            self._heed(self.hooks.on_step(step, self.progress.metrics.pop(step)))
+        """Hand the reports of every finished step to the hook, in order."""
+        for step in sorted(step for step in self.progress.said if step < self.progress.done):
+            self._heed(self.hooks.on_step(step, self.progress.said.pop(step)))
 
     def _heed(self, wish: Stop | None) -> None:
         """The first reason stands; that weights are not to be trusted holds whoever says it."""
@@ -228,7 +229,7 @@ class Driver:
             step = self.progress.admitted
             reached = self.flow.downstream(node.name for node in self.flow.sources("step"))
             self.progress.left[step] = {(name, r) for name in reached for r in self._replicas(name)}
-            self.progress.metrics[step] = defaultdict(list)
+            self.progress.said[step] = []
             self.progress.admitted += 1
             self._tick(Tick(step, max(0, step - self.plan.lag)))
 
@@ -337,12 +338,11 @@ class Driver:
     def _on_loaded(self, _worker: str, service: str, rank: int, version: int) -> None:
         self.progress.versions[service, rank] = version
 
-    def _on_report(self, _worker: str, _stage: str, _rank: int, report: Report) -> None:
+    def _on_report(self, _worker: str, stage: str, rank: int, report: Report) -> None:
         if report.kind == "evaluate":
             self.evaluations[report.step].extend(report.payload or ())
-            return
-        for name, metric in report.metrics.items():
-            self.progress.metrics[report.step][name].append(metric)
+        else:
+            self.progress.said[report.step].append(((stage, rank), report.metrics))
 
     def _on_ended(self, _worker: str, stage: str, rank: int, step: int, kind: str) -> None:
         """A stage has said all it has to say about a step. What it reported before came over the same link."""

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from m2flow.observe.metrics import reduce
 from m2flow.runtime.cluster import detect
 from m2flow.runtime.driver import Driver, DriverConfig, Hooks, Outcome, Stop
 from m2flow.runtime.failures import Stalled
 from m2flow.runtime.worker import Context
+from m2flow.types import Metric, Report
 from tests.integration import toy_flow
 
 
@@ -78,6 +80,37 @@ def test_a_step_that_was_in_flight_when_the_run_was_stopped_can_still_forbid_the
     assert outcome.stop is not None
     assert outcome.stop.reason == "enough"
     assert saved == ([] if outcome.steps == 2 else [1])
+
+
+class Talker(toy_flow.Sink):
+    """Reports twice in a step."""
+
+    def close_step(self, step: int) -> Iterator[Any]:
+        """How long the first part took; then as ever."""
+        yield Report(step, {"time/learn_s": Metric(1.0, "sum")})
+        yield from super().close_step(step)
+        yield Report(step, {"time/learn_s": Metric(2.0, "sum")})
+
+
+class TalkerPart(toy_flow.SinkPart):
+    """Builds a Talker."""
+
+    def __call__(self, context: Context) -> toy_flow.Sink:
+        return Talker()
+
+
+def test_several_reports_of_one_replica_are_not_taken_for_replicas(tmp_path: Path) -> None:
+    seen: list[dict[str, float]] = []
+    Driver(
+        toy_flow.FLOW,
+        toy_flow.plan("shared"),
+        toy_flow.parts() | {"sink": TalkerPart()},
+        cluster=detect(),
+        config=DriverConfig(steps=2, stall_limit=60.0),
+        hooks=Hooks(on_step=lambda _step, said: seen.append(reduce(said))),
+        logs=tmp_path,
+    ).run()
+    assert [row["time/learn_s"] for row in seen] == [3.0, 3.0], "of replicas the slowest would count"
 
 
 def slow(tmp_path: Path, seconds: float, **limits: float) -> Driver:

@@ -48,9 +48,13 @@ def make_run(
     start = time.monotonic()
     for step in range(done):
         t = start + 2.0 * step
-        tracer.record("rollout", 0, "cpu:0", step, t, t + 1.0, "step")
-        tracer.record("rollout", 1, "cpu:1", step, t, t + 0.5, "step")
-        tracer.record("learner", 0, "cpu:0,cpu:1", step, t + 1.0, t + 2.0, "work")
+        tracer.extend(
+            [
+                ("rollout", 0, "cpu:0", step, t, t + 1.0, "step"),
+                ("rollout", 1, "cpu:1", step, t, t + 0.5, "step"),
+                ("learner", 0, "cpu:0,cpu:1", step, t + 1.0, t + 2.0, "work"),
+            ]
+        )
         row = {
             "train/policy_loss": -0.01 * step,
             "train/approx_kl": 2.0 if step == 3 else 0.01,

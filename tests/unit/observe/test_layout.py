@@ -22,11 +22,10 @@ def test_every_path_is_inside_the_folder_and_distinct(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run").create()
     names = ["recipe", "config", "env", "status", "metrics", "trace", "chrome_trace", "alarms", "report", "recorders"]
     paths = [getattr(folder, name) for name in names]
-    paths += [folder.evaluation(3), folder.log("learner", 0), folder.no_videos]
+    paths += [folder.evaluation(3), folder.no_videos]
     assert len(set(paths)) == len(paths)
     assert all(path.is_relative_to(folder.path) for path in paths)
     assert folder.evaluation(3).name == "step_000003.json"
-    assert folder.log("learner", 2).name == "learner-2.log"
     assert all(path.is_dir() for path in (folder.evaluations, folder.videos, folder.checkpoints, folder.logs))
 
 

@@ -19,55 +19,25 @@ def span(stage: str, start: float, end: float, *, device: str = "cpu:0", step: i
     return Span(stage, 0, device, step, start, end, kind)
 
 
-def test_recording_a_span_costs_less_than_three_microseconds() -> None:
-    tracer = Tracer(capacity=100_000)
-    best = 1.0
-    for _ in range(5):
-        start = time.perf_counter()
-        for _ in range(10_000):
-            tracer.record("rollout", 0, "cpu:0", 1, 1.0, 2.0, "work")
-        best = min(best, (time.perf_counter() - start) / 10_000)
-    assert best < 3e-6
-
-
 def test_written_times_are_unix_time(tmp_path: Path) -> None:
     tracer = Tracer(tmp_path / "trace.jsonl")
-    before = time.time()
-    with tracer.span("learner", 1, "cpu:1", 7, "sync"):
-        time.sleep(0.01)
-    after = time.time()
+    before, start = time.time(), time.monotonic()
+    time.sleep(0.01)
+    end, after = time.monotonic(), time.time()
+    tracer.extend([("learner", 1, "cpu:1", 7, start, end, "sync")])
     tracer.close()
     [got] = read_spans(tmp_path / "trace.jsonl")
     assert got[:4] == ("learner", 1, "cpu:1", 7)
     assert got.kind == "sync"
     assert before - 0.005 <= got.start <= got.end <= after + 0.005
-    assert got.end - got.start >= 0.01
+    assert got.end - got.start == pytest.approx(end - start, abs=1e-5)
 
 
-def test_a_span_is_recorded_when_its_work_raises() -> None:
-    tracer = Tracer()
-    with pytest.raises(KeyError), tracer.span("learner", 0, "cpu:0", 1):
-        raise KeyError
-    assert [s.stage for s in tracer.drain()] == ["learner"]
-    assert tracer.drain() == []
-
-
-def test_a_full_ring_loses_the_oldest_and_counts_them() -> None:
-    tracer = Tracer(capacity=3)
-    for step in range(5):
-        tracer.record("a", 0, "cpu:0", step, 0.0, 1.0)
-    assert tracer.dropped == 2
-    assert [s.step for s in tracer.drain()] == [2, 3, 4]
-    with pytest.raises(ValueError, match="capacity"):
-        Tracer(capacity=0)
-
-
-def test_spans_of_another_host_are_shifted_by_the_difference_of_clocks() -> None:
-    tracer = Tracer()
-    tracer.offset = 1000.0
-    tracer.extend([("a", 0, "gpu:0", 1, 5.0, 6.0, "work")], offset=1200.0)
-    tracer.extend([("b", 0, "gpu:0", 1, 5.0, 6.0, "work")])
-    assert [(s.start, s.end) for s in tracer.flush()] == [(1205.0, 1206.0), (1005.0, 1006.0)]
+def test_a_run_without_a_trace_writes_and_keeps_none() -> None:
+    tracer = Tracer(None)
+    tracer.extend([span("a", 0.0, 1.0)])
+    assert tracer._spans == []
+    tracer.close()
 
 
 def test_the_offset_of_the_clocks_is_stable() -> None:
@@ -77,11 +47,10 @@ def test_the_offset_of_the_clocks_is_stable() -> None:
 def test_resume_drops_spans_of_steps_that_will_be_done_again(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     tracer = Tracer(path)
-    for step in range(4):
-        tracer.record("a", 0, "cpu:0", step, float(step), step + 1.0)
+    tracer.extend(span("a", float(step), step + 1.0, step=step) for step in range(4))
     tracer.close()
     again = Tracer(path, resume_step=1)
-    again.record("a", 0, "cpu:0", 2, 9.0, 10.0)
+    again.extend([span("a", 9.0, 10.0, step=2)])
     again.close()
     assert [s.step for s in read_spans(path)] == [0, 1, 2]
 
