@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from m2flow.observe.jsonl import decode, rows
@@ -161,6 +162,19 @@ def test_a_recorder_does_not_change_or_keep_the_row(name: str, tmp_path: Path, f
     recorder.close()
     if name in TRACKERS:
         assert fakes[name].run.rows == [(0, ROW)]
+
+
+@pytest.mark.parametrize("name", sorted(BUILTIN))
+def test_a29_a_recorder_takes_numpy_numbers(name: str, tmp_path: Path, fakes: dict[str, Any]) -> None:
+    recorder = BUILTIN[name](target(tmp_path, config={"lr": np.float32(0.5), "sizes": np.arange(2), "n": np.int64(3)}))
+    recorder.log(np.int64(2), {"train/loss": np.float32(0.25), "rollout/episodes": np.int64(4)})
+    recorder.close()
+    if name == "jsonl":
+        text = RunFolder(tmp_path).metrics.read_text()
+        row = json.loads(text, parse_constant=pytest.fail)
+        assert (row["step"], row["train/loss"], row["rollout/episodes"]) == (2, 0.25, 4)
+    if name == "tensorboard":
+        assert tensorboard_events(tmp_path) == [(2, "rollout/episodes", 4.0), (2, "train/loss", 0.25)]
 
 
 # ---- JSONL

@@ -56,7 +56,7 @@ def test_there_is_no_critic():
     model = make(objective)
     assert objective.heads(model.policy.spec, 1) == {}
     batch, _ = objective.targets(model, attempts(model))
-    loss = objective.losses(model, objective.prepare(batch), "update")
+    loss = objective.losses(model, objective.prepare(batch, batch.size), "update")
     assert [term.name for term in loss.terms] == ["policy"]
     assert set(objective.counts(batch)) == set(objective.denominators) == {"units"}
     assert model.calls == 0
