@@ -9,7 +9,7 @@ the rules that look for it: it neither counts nor breaks a row.
 | logprob_gap   | train/logprob_gap above its bound, or NaN                         | first step stop, then warn |
 | non_finite    | a loss or gradient norm is NaN or infinite                        | stop                       |
 | nothing       | train/samples is 0, or train/advantage_std is NaN: all was masked | warn                       |
-| no_signal     | advantage or reward spread 0, or all groups dead, for k steps     | stop                       |
+| no_signal     | advantage spread 0, or all groups dead, for k steps               | stop                       |
 | zero_gradient | gradient norm exactly 0 for k steps                               | stop                       |
 | entropy       | train/entropy below its floor                                     | warn                       |
 | kl            | train/approx_kl above its bound                                   | warn                       |
@@ -21,6 +21,7 @@ from __future__ import annotations
 import fnmatch
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -142,17 +143,17 @@ class Alarms:
         fired = []
         for rule in self.rules:
             for name in _matching(rule.patterns, metrics):
-                value = float(metrics[name])
                 if nothing and rule.kind in ("non_finite", "no_signal", "zero_gradient") and "grad_norm" not in name:
                     continue  # a mean over nothing is NaN, and says so once, as "nothing"
-                alarm = self._apply(rule, name, step, value)
+                alarm = self._apply(rule, name, step, metrics)
                 if alarm is not None:
                     fired.append(alarm)
         if self._file is not None:
             self._file.write(*fired)
         return fired
 
-    def _apply(self, rule: _Rule, name: str, step: int, value: float) -> Alarm | None:
+    def _apply(self, rule: _Rule, name: str, step: int, metrics: Mapping[str, float]) -> Alarm | None:
+        value = float(metrics[name])
         key = f"{rule.kind} {name}"
         action = rule.first if rule.first is not None and key not in self._read else rule.action
         self._read.add(key)
@@ -163,7 +164,8 @@ class Alarms:
         count = self._counts[key] = self._counts.get(key, 0) + 1
         if action == "off" or count % rule.after or not _power_of_two(count // rule.after):
             return None
-        text = rule.text.format(name=name, value=f"{value:.4g}", count=count)
+        row = defaultdict(lambda: math.nan, metrics)  # a text may name numbers that this run does not have
+        text = rule.text.format(name=name, value=f"{value:.4g}", count=count, row=row)
         return Alarm(step, rule.kind, action, name, value, text)
 
     def state(self) -> dict[str, int]:
@@ -254,6 +256,19 @@ def _silent(config: AlarmConfig) -> list[_Rule]:
     """Conditions under which a run goes on for ever and learns nothing."""
     return [
         _Rule(
+            kind="no_signal",  # before the spread of the advantage, which is then 0 as well: this one says why
+            patterns=("train/dead_groups",),
+            bad=lambda value: value >= 1,
+            action=config.no_signal,
+            after=config.no_signal_steps,
+            text="{name} is {value} for {count} steps: within every group all scores are equal. Groups of the last"
+            " step: {row[train/groups_all_right]:.0f} all right (score 1 or more),"
+            " {row[train/groups_all_wrong]:.0f} all wrong (0 or less), {row[train/groups_all_equal]:.0f} all equal"
+            " otherwise, {row[train/groups_kept]:.0f} kept. Such groups train nothing and are not drawn again"
+            f" (alarms.no_signal: {config.no_signal}). Look at: tasks that are too hard (all wrong) or solved (all"
+            " right); a reward that fails silently (reward/error, reward/timeout); the length limit.",
+        ),
+        _Rule(
             kind="no_signal",
             patterns=("train/advantage_std",),
             bad=lambda value: abs(value) <= config.spread_floor,
@@ -263,27 +278,6 @@ def _silent(config: AlarmConfig) -> list[_Rule]:
             " from. Look at:"
             " is the reward the same everywhere (rollout/return, rollout/success); are episodes cut before any reward"
             " (horizon, rollout length); is the group size 1; is the task already solved.",
-        ),
-        _Rule(
-            kind="no_signal",
-            patterns=("train/dead_groups",),
-            bad=lambda value: value >= 1,
-            action=config.no_signal,
-            after=config.no_signal_steps,
-            text="{name} is {value} for {count} steps: within every group all rewards are equal. Look at: tasks"
-            " that are too"
-            " hard (all 0) or solved (all 1); a reward that fails silently (reward/error, reward/timeout); the"
-            " length limit.",
-        ),
-        _Rule(
-            kind="no_signal",
-            patterns=("rollout/return_std",),
-            bad=lambda value: abs(value) <= config.spread_floor,
-            action="off" if config.no_signal == "off" else "warn",
-            after=config.no_signal_steps,
-            text="{name} is {value} for {count} steps: every episode has the same return. Fine if it is the best"
-            " possible one;"
-            " otherwise look at the reward, the horizon, and how much the policy explores (train/entropy).",
         ),
         _Rule(
             kind="zero_gradient",

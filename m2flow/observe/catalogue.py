@@ -45,7 +45,6 @@ train/q                      | reward    | mean      | predicted action value
 train/q_*                    | reward    | mean      | predicted action value or its target, by name
 
 rollout/return               | reward    | mean      | undiscounted return of episodes that ended in this step
-rollout/return_std           | reward    | mean      | spread of these returns
 rollout/reward               | reward    | mean      | reward per environment step
 rollout/success              | share     | mean      | training episodes that succeeded
 rollout/success_*            | share     | mean      | training episodes that succeeded, by definition

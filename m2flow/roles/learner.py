@@ -206,7 +206,7 @@ class _Tally:
         self.latest = _Latest(self.parts)
 
     def add(self, metrics: Mapping[str, Metric]) -> None:
-        """Finished metrics; the last of a name stays."""
+        """Finished metrics: sums add up, means are weighted; of the rest the last stays."""
         for name, metric in metrics.items():
             self.metrics.setdefault(name, []).append(metric)
 
@@ -223,7 +223,7 @@ class _Tally:
 
     def close(self) -> dict[str, Metric]:
         """Means over the optimiser batches of the step; a batch in which nothing counted is left out."""
-        out = {name: metrics[-1] for name, metrics in self.metrics.items()}
+        out = {name: _joined(metrics) for name, metrics in self.metrics.items()}
         for name, parts in self.parts.items():
             ratios = [float(total) / float(count) for total, count in parts if float(count) > 0]
             if ratios:
@@ -231,6 +231,17 @@ class _Tally:
         self.metrics, self.parts = {}, {}
         self.latest = _Latest(self.parts)
         return out
+
+
+def _joined(metrics: Sequence[Metric]) -> Metric:
+    """One metric of the parts that a step reported under one name."""
+    how, weight = metrics[-1].reduce, sum(metric.weight for metric in metrics)
+    if how == "sum":
+        return Metric(sum(metric.value for metric in metrics), how, weight)
+    if how == "mean" and weight > 0:
+        counted = [metric for metric in metrics if metric.weight > 0]
+        return Metric(sum(metric.value * metric.weight for metric in counted) / weight, how, weight)
+    return metrics[-1]
 
 
 class _Latest(Mapping[str, float]):

@@ -77,13 +77,12 @@ class Rollout:
             "rollout/episodes": Metric(float(len(ended)), "sum"),
             "rollout/env_steps": Metric(float(sum(group.take_steps() for group in self.lanes)), "sum"),
         }
-        if ended:
-            weight = float(len(ended))
-            for name, column in zip(("return", "length", "success"), np.array(ended, np.float64).T, strict=True):
-                if not np.isnan(column).any():
-                    metrics[f"rollout/{name}"] = Metric(float(column.mean()), "mean", weight)
-        if len(ended) > 1:
-            metrics["rollout/return_std"] = Metric(float(np.std([ret for ret, *_ in ended])), "mean", weight)
+        for name, column in zip(
+            ("return", "length", "success"), np.array(ended, np.float64).reshape(-1, 3).T, strict=True
+        ):
+            known = column[~np.isnan(column)]  # an episode that does not say whether it succeeded says nothing
+            if len(known):
+                metrics[f"rollout/{name}"] = Metric(float(known.mean()), "mean", float(len(known)))
         return metrics
 
     def state(self) -> Tree:

@@ -604,6 +604,9 @@ def test_a30_a_run_whose_groups_are_all_dead_stops_after_the_limit_and_counts_th
         assert row["train/dead_groups"] == 1.0
         assert {name: row[f"train/groups_{name}"] for name in counts} == counts
         assert row["train/grad_norm"] == 0.0
+    for name, number in counts.items():
+        assert f"{number} {name.replace('_', ' ')}" in said["reason"]
+    assert "alarms.no_signal: stop" in said["reason"]  # the policy that was chosen
 
 
 def test_a30_one_living_group_keeps_a_run_going(tmp_path: Path) -> None:
