@@ -241,7 +241,7 @@ def init(
     path: Annotated[Path, typer.Argument(metavar="[PATH]", help="File to write.")] = Path("recipe.yaml"),
     overrides: OverridesArg = None,
     start: Annotated[
-        str | None, typer.Option("--from", metavar="ENV/POLICY[/OBJECTIVE]", help="Parts to begin with.")
+        list[str] | None, typer.Option("--from", metavar="ENV/POLICY[/OBJECTIVE]", help="Parts to begin with.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:

@@ -10,6 +10,7 @@
       trace.json                     the same for Perfetto / chrome://tracing      (trace.export_chrome)
       alarms.jsonl                   one alarm per line                            (alarms.Alarms)
       evaluations/step_000000.json   protocol, numbers, episodes                   (Evaluation)
+      evaluations/eval_*.json        the same, of `m2flow eval` after the run
       videos/*.mp4                   sample episodes, or videos/none.txt: one line that says why there are none
       checkpoints/                   owned by the checkpoint store
       logs/<worker>.log              what a worker printed, "rollout+policy-0.log"
@@ -124,6 +125,10 @@ class RunFolder:
             return []
         found = ((re.fullmatch(r"step_(\d+)\.json", p.name), p) for p in self.evaluations.iterdir())
         return sorted((int(match[1]), path) for match, path in found if match)
+
+    def later_evaluations(self) -> list[Path]:
+        """Files of what `m2flow eval` found after the run, by name."""
+        return sorted(self.evaluations.glob("eval_*.json")) if self.evaluations.is_dir() else []
 
     def create(self) -> RunFolder:
         """Make the folder and its sub-folders."""

@@ -136,6 +136,7 @@ def _where(run: RunData, console: Any) -> None:
         ("timeline", folder.chrome_trace if folder.chrome_trace.exists() else None),
         ("videos", folder.videos if videos else None),
         ("logs", folder.logs if run.state in ("failed", "died") and folder.logs.is_dir() else None),
+        *(("evaluated afterwards", path) for path in folder.later_evaluations()),
     ):
         if path is not None:
             console.print(Text(f"{what}: {path}"), soft_wrap=True)

@@ -37,7 +37,7 @@ class Evaluation:
         """Plain values."""
         return {
             "suite": self.suite,
-            "options": json.loads(json.dumps(dict(self.options), default=str)),
+            "options": json.loads(json.dumps(dict(self.options), default=_plain)),
             "seeds": list(self.seeds),
             "count": self.count,
             "horizon": self.horizon,
@@ -106,6 +106,11 @@ class EvaluationResult:
             dict(zip(row["intervals"], pairs, strict=True)),
             tuple(EpisodeResult(**episode) for episode in row["episodes"]),
         )
+
+
+def _plain(value: Any) -> Any:
+    """Numbers and arrays of numpy as such; anything else that JSON does not know in its own words."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def summarise(protocol: Evaluation, episodes: Iterable[EpisodeResult]) -> EvaluationResult:

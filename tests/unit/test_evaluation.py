@@ -469,3 +469,9 @@ def test_evaluation_plays_its_own_horizon_where_training_episodes_are_shorter() 
     assert protocol.horizon == 12
     assert protocol.options["horizon"] == 12
     assert [episode.length for episode in episodes] == [12, 12, 12]
+
+
+def test_a29_numbers_of_numpy_stay_numbers_in_a_stored_protocol() -> None:
+    options = {"radius": np.float32(0.5), "lanes": np.int64(3), "low": np.array([0.0, 1.0])}
+    stored = Evaluation("toy", options, (1, 2), 5).to_dict()["options"]
+    assert stored == {"radius": 0.5, "lanes": 3, "low": [0.0, 1.0]}
