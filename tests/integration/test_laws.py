@@ -46,6 +46,32 @@ def test_law_1_every_plan_trains_the_same(straight: Run, tmp_path: Path, plan: s
     assert_same(small.train(tmp_path, "run", plan=small.PLANS[plan]), straight, 1e-9)
 
 
+OTHERS: dict[str, dict[str, Any]] = {
+    "SAC": {
+        "flow": "offpolicy",
+        "policy": {"name": "mlp", "hidden": [8], "dist": "squashed"},
+        "objective": {"name": "sac", "critic_hidden": [8]},
+        "learner": {},
+        "replay": {"batch": 16, "capacity": 400, "start": 16},
+    },
+    "flow policy in chunks": {"policy": {"name": "flow", "hidden": [8], "chunk": 3, "steps": 2}},
+    "GRPO on categories": {
+        "env": {"name": "bandit", "dtype": "float64"},
+        "policy": {"name": "mlp", "hidden": [8]},
+        "objective": {"name": "grpo"},
+        "rollout": {"lanes": 4, "length": 4, "group": 2},
+        "learner": {"epochs": 2},
+    },
+}
+
+
+@pytest.mark.parametrize("plan", ["two rollouts in processes", "two sub-batches"])
+@pytest.mark.parametrize("what", OTHERS)
+def test_law_1_holds_for_every_algorithm(tmp_path: Path, what: str, plan: str) -> None:
+    ours = small.train(tmp_path, "ours", **OTHERS[what], plan=small.PLANS[plan])
+    assert_same(ours, small.train(tmp_path, "theirs", **OTHERS[what]), 1e-9)
+
+
 def test_law_1_same_plan_twice_is_bit_equal(straight: Run, tmp_path: Path) -> None:
     again = small.train(tmp_path, "run")
     for name, array in weights(again).items():
@@ -116,7 +142,7 @@ def _children(pid: int) -> list[int]:
     import psutil
 
     children = psutil.Process(pid).children(recursive=True)
-    return [child.pid for child in children if "spawn_main" in " ".join(child.cmdline())]
+    return [child.pid for child in children if "m2flow.runtime.child" in " ".join(child.cmdline())]
 
 
 def _gone(pids: list[int]) -> bool:
