@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from m2flow.comm import tree
-from m2flow.comm.segment import Pool, Segment
+from m2flow.comm.shared_segment import Pool, SharedSegment
 from m2flow.types import Tree
 
 Leaves = list[np.ndarray[Any, Any]]
@@ -139,7 +139,7 @@ class Receiver:
         self._buffer = bytearray(4 * INLINE)
         self._start = self._end = 0
         self._fds: deque[int] = deque()
-        self._segments: dict[int, Segment] = {}
+        self._segments: dict[int, SharedSegment] = {}
 
     def recv(self, deadline: Deadline) -> Tree:
         """The next message, copied out. TimeoutError loses nothing; EOFError when nothing can come."""
@@ -162,7 +162,7 @@ class Receiver:
             self._segments.pop(dropped).close()
         if new:
             fd = self._fds.popleft()
-            self._segments[number] = Segment(fd, os.fstat(fd).st_size)
+            self._segments[number] = SharedSegment(fd, os.fstat(fd).st_size)
             self._segments[number].introduced()
         view = memoryview(self._segments[number].map)
         offset = _body_offset(header)

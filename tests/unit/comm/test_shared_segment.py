@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from m2flow.comm.segment import SMALLEST, Pool, Segment
+from m2flow.comm.shared_segment import SMALLEST, Pool, SharedSegment
 
 
 @pytest.fixture
@@ -21,14 +21,14 @@ def pool():
     [(1, SMALLEST), (SMALLEST, SMALLEST), (SMALLEST + 1, 2 * SMALLEST), (3 * SMALLEST, 4 * SMALLEST)],
 )
 def test_sizes_are_powers_of_two_and_large_enough(least, size):
-    segment = Segment.create(least)
+    segment = SharedSegment.create(least)
     assert segment.size == os.fstat(segment.fd).st_size == len(segment.map) == size
     segment.close()
 
 
 def test_whoever_maps_the_descriptor_sees_the_same_bytes():
-    here = Segment.create(10)
-    there = Segment(os.dup(here.fd), here.size)
+    here = SharedSegment.create(10)
+    there = SharedSegment(os.dup(here.fd), here.size)
     here.map[5:8] = b"abc"
     assert there.map[5:8] == b"abc"
     here.close()
@@ -38,7 +38,7 @@ def test_whoever_maps_the_descriptor_sees_the_same_bytes():
 
 
 def test_the_descriptor_is_closed_once_and_only_once():
-    segment = Segment.create(10)
+    segment = SharedSegment.create(10)
     fd = segment.fd
     segment.introduced()
     with pytest.raises(OSError, match="Bad file descriptor"):
@@ -52,7 +52,7 @@ def test_the_descriptor_is_closed_once_and_only_once():
 
 
 def test_a_segment_that_is_still_looked_at_can_be_closed():
-    segment = Segment.create(10)
+    segment = SharedSegment.create(10)
     view = memoryview(segment.map)
     segment.close()
     assert view[0] == 0

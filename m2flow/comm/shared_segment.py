@@ -16,7 +16,7 @@ SMALLEST = 1 << 20  # bytes; segments are this or a larger power of two, so that
 HUGE = 1 << 21
 
 
-class Segment:
+class SharedSegment:
     """`size` bytes of shared memory, mapped here. `fd` is what the other process maps; once it has, it is `known`."""
 
     def __init__(self, fd: int, size: int) -> None:
@@ -27,7 +27,7 @@ class Segment:
                 self.map.madvise(mmap.MADV_HUGEPAGE)
 
     @classmethod
-    def create(cls, least: int) -> Segment:
+    def create(cls, least: int) -> SharedSegment:
         """A new segment of at least this many bytes."""
         size = max(SMALLEST, 1 << (least - 1).bit_length())
         fd = anonymous_file()
@@ -60,12 +60,12 @@ class Pool:
     """The sender's segments: free ones are used again once the receiver has acknowledged what was in them."""
 
     def __init__(self) -> None:
-        self.free: dict[int, Segment] = {}
-        self.busy: dict[int, Segment] = {}
+        self.free: dict[int, SharedSegment] = {}
+        self.busy: dict[int, SharedSegment] = {}
         self.dropped: deque[int] = deque()  # numbers that the receiver must still be told to forget
         self._next = 1
 
-    def take(self, size: int) -> tuple[int, Segment]:
+    def take(self, size: int) -> tuple[int, SharedSegment]:
         """The smallest free segment that is large enough; else a new one, in place of the smallest free one."""
         fitting = [(segment.size, number) for number, segment in self.free.items() if segment.size >= size]
         if fitting:
@@ -78,7 +78,7 @@ class Pool:
                 self.dropped.append(smallest)
             self.free.pop(smallest).close()
         number, self._next = self._next, self._next + 1
-        self.busy[number] = segment = Segment.create(size)
+        self.busy[number] = segment = SharedSegment.create(size)
         return number, segment
 
     def give_back(self, number: int) -> None:
