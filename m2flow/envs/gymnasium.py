@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from m2flow.envs import spaces
+from m2flow.envs.action_log import ActionLog, check_replayed, same_epoch
 from m2flow.envs.gym_lanes import Answer, GymLanes, World, make, renderable
 from m2flow.envs.lanes import LaneSeeds, check_action, seeded, training
-from m2flow.envs.action_log import ActionLog, check_replayed, same_epoch
 from m2flow.types import Array, Observation, Spec, Step, Tree
 
 if TYPE_CHECKING:

@@ -28,9 +28,9 @@ from typing import Any
 import numpy as np
 
 from m2flow.comm.shared_segment import anonymous_file
+from m2flow.envs.action_log import ActionLog, check_replayed, same_epoch
 from m2flow.envs.gym_lanes import World
 from m2flow.envs.lanes import LaneSeeds, check_action
-from m2flow.envs.action_log import ActionLog, check_replayed, same_epoch
 from m2flow.types import Array, Observation, Spec, Step, Tree
 
 START_LIMIT = 120.0  # seconds to import the environment's packages and make the envs
