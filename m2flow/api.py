@@ -13,7 +13,7 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,10 @@ from m2flow import build
 from m2flow.config import Recipe, dump_yaml, find, load, with_seed
 from m2flow.flow.cluster import Cluster
 from m2flow.observe.jsonl import rows
-from m2flow.observe.layout import Evaluation, RunFolder, read_json, write_json
+from m2flow.observe.layout import RunFolder, read_evaluation, read_json, write_json
 from m2flow.prepare import prepare
 from m2flow.session import Session, open_folder
+from m2flow.types import Evaluation
 
 Source = str | Path | Mapping[str, Any] | Recipe
 
@@ -56,7 +57,7 @@ class Run:
 
     def evaluations(self) -> list[Evaluation]:
         """Evaluations, in order of their step."""
-        return [Evaluation.read(path) for _, path in self.folder.evaluation_files()]
+        return [read_evaluation(path) for _, path in self.folder.evaluation_files()]
 
     def __str__(self) -> str:
         return show(self.path)
@@ -160,7 +161,7 @@ def evaluate(
         loaded = replace(loaded, evaluation=replace(loaded.evaluation, seeds=seeds, seed_list=listed))
     loaded = replace(loaded, evaluation=replace(loaded.evaluation, videos=videos))
     found = build.evaluate_checkpoint(loaded, folder, step)
-    write_json(evaluation_file(folder.path, found), asdict(found))
+    write_json(evaluation_file(folder.path, found), found)
     return found
 
 
@@ -168,7 +169,7 @@ def evaluation_file(run: str | Path | Run, found: Evaluation) -> Path:
     """Where `evaluate` stores what it found: `evaluations/eval_step_000020_50_seeds_1a2b3c4d.json` of the run.
 
     The run's own evaluations are `step_000020.json` there. The last part stands for the protocol, so another one never
-    takes the place of this one, and the same one gives the same numbers. `Evaluation.read` reads both kinds.
+    takes the place of this one, and the same one gives the same numbers. `read_evaluation` reads both kinds.
     """
     folder, _ = _checkpoint_of(run, None)
     mark = hashlib.sha256(json.dumps(found.protocol, sort_keys=True).encode()).hexdigest()[:8]

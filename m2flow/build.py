@@ -15,10 +15,9 @@ from m2flow.config import Recipe
 from m2flow.flow.cluster import Cluster
 from m2flow.flow.graph import Call, Flow, Node, Stream, Weights
 from m2flow.flow.plan import Plan, collocated, disaggregated, hybrid
-from m2flow.observe.layout import Evaluation as Stored
 from m2flow.observe.layout import RunFolder
 from m2flow.runtime.worker import Context, Part
-from m2flow.types import EpisodeResult, Spec
+from m2flow.types import Evaluation, Spec
 
 # ---- flows
 
@@ -154,12 +153,13 @@ def parts(recipe: Recipe, spec: Spec, videos: Path | None = None) -> dict[str, P
 # ---- evaluation outside of a run
 
 
-def evaluate_checkpoint(recipe: Recipe, folder: RunFolder, step: int | None) -> Stored:
+def evaluate_checkpoint(recipe: Recipe, folder: RunFolder, step: int | None) -> Evaluation:
     """Evaluate the policy of a checkpoint (the latest if `step` is None) in this process, and return what was found."""
     import asyncio
     from concurrent.futures import ThreadPoolExecutor
 
     from m2flow.backends.checkpoint import read_policy
+    from m2flow.roles.evaluation import summarise
     from m2flow.roles.policy import PolicyService
     from m2flow.runtime.cluster import detect
     from m2flow.runtime.worker import LocalHandle
@@ -180,16 +180,7 @@ def evaluate_checkpoint(recipe: Recipe, folder: RunFolder, step: int | None) -> 
 
     with ThreadPoolExecutor(1) as pool:  # a thread of its own: a notebook already runs an event loop in this one
         [found] = pool.submit(lambda: asyncio.run(play())).result()
-    return stored(done, evaluator.protocol, found.payload)
-
-
-def stored(step: int, protocol: Any, episodes: Sequence[EpisodeResult]) -> Stored:
-    """An evaluation as it is kept in the run folder."""
-    from m2flow.roles.evaluation import summarise
-
-    result = summarise(protocol, episodes)
-    row = result.to_dict()
-    return Stored(step, row["metrics"], row["protocol"], result.intervals, row["episodes"])
+    return summarise(done, evaluator.protocol, found.payload)
 
 
 # ---- shared pieces

@@ -22,14 +22,14 @@ from m2flow.flow.graph import Flow
 from m2flow.flow.plan import Plan
 from m2flow.observe import alarms as alarm_rules
 from m2flow.observe import runinfo
-from m2flow.observe.layout import Evaluation, RunFolder, write_json
+from m2flow.observe.layout import RunFolder, write_json
 from m2flow.observe.metrics import reduce
 from m2flow.observe.progress import Progress
 from m2flow.observe.rundata import show_interval, show_number
 from m2flow.observe.timeline import export_chrome
 from m2flow.observe.trace import Tracer
 from m2flow.runtime.driver import Driver, DriverConfig, Hooks, Outcome, Said, Spans, Stop
-from m2flow.types import Spec
+from m2flow.types import Evaluation, Spec
 
 STATUS_EVERY = 1.0  # seconds between two updates of the status file while steps finish
 
@@ -207,16 +207,18 @@ class Session:
 
     def _on_evaluation(self, step: int, payloads: list[Any]) -> Stop | None:
         """Store the evaluation with its protocol, log its numbers, judge them."""
-        stored = build.stored(step, self.recipe.evaluation.protocol(self.recipe.env), payloads)
-        stored.write(self.folder)
-        numbers = dict(stored.metrics)
+        from m2flow.roles.evaluation import summarise
+
+        found = summarise(step, self.recipe.evaluation.protocol(self.recipe.env), payloads)
+        write_json(self.folder.evaluation(step), found)
+        numbers = dict(found.metrics)
         self.evaluated = (step, numbers)
         fired = self.alarms.check(step, numbers)
         self.recorder.log(max(step - 1, 0), numbers | alarm_rules.as_metrics(fired))
         self._tell_alarms(fired)
         self.progress.values.update(numbers)
         if not self.quiet:
-            self.progress.note(f"evaluation after step {step}: {evaluation_line(stored)}")
+            self.progress.note(f"evaluation after step {step}: {evaluation_line(found)}")
         reason = self.stopper.judge(numbers) if self.stopper is not None and step > 0 else None
         self.stepped = time.monotonic()  # an evaluation is not part of the next step
         return stop_for(fired) or (None if reason is None else Stop(reason))
@@ -291,15 +293,15 @@ def stop_for(fired: Sequence[alarm_rules.Alarm]) -> Stop | None:
     return Stop(f"alarm {stops[0].kind}: {stops[0].text}", save=all(alarm.kind != "non_finite" for alarm in stops))
 
 
-def evaluation_line(stored: Evaluation) -> str:
+def evaluation_line(found: Evaluation) -> str:
     """The headline numbers with their intervals."""
-    shown = [name for name in ("eval/success_once", "eval/success_at_end", "eval/return") if name in stored.metrics]
+    shown = [name for name in ("eval/success_once", "eval/success_at_end", "eval/return") if name in found.metrics]
     parts = []
     for name in shown:
-        value = show_number(stored.metrics[name], name)
-        pair = stored.intervals.get(name)
+        value = show_number(found.metrics[name], name)
+        pair = found.intervals.get(name)
         parts.append(f"{name} {value}" + (f" {show_interval(pair, name)}" if pair is not None else ""))
-    return ", ".join(parts) + f" over {len(stored.episodes)} episodes"
+    return ", ".join(parts) + f" over {len(found.episodes)} episodes"
 
 
 def open_folder(recipe: Recipe, folder: RunFolder, source: str) -> None:

@@ -7,7 +7,7 @@ Observations are always a dict of named arrays.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -296,3 +296,18 @@ class EpisodeResult:
     info: Mapping[str, float] = field(default_factory=dict)
     video: str = ""  # file name, where the episode was filmed
     steps: Mapping[str, list[float]] = field(default_factory=dict)  # name -> one number per environment step, if kept
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One evaluation: its numbers, the protocol that produced them, and every episode. Stored together.
+
+    `metrics` have names of the metric registry ("eval/success_once"), `intervals` (low, high) at 95 % for some of them.
+    `protocol` and `episodes` are plain values: those of `roles.results.EvalProtocol`, and of an `EpisodeResult` each.
+    """
+
+    step: int  # training steps before it
+    metrics: Mapping[str, float]
+    protocol: Mapping[str, Any] = field(default_factory=dict)
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    episodes: Sequence[Mapping[str, Any]] = ()

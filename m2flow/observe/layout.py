@@ -9,7 +9,7 @@
       trace.jsonl                    one span per line                             (trace.Tracer)
       trace.json                     the same for Perfetto / chrome://tracing      (trace.export_chrome)
       alarms.jsonl                   one alarm per line                            (alarms.Alarms)
-      evaluations/step_000000.json   protocol, numbers, episodes                   (Evaluation)
+      evaluations/step_000000.json   protocol, numbers, episodes                   (types.Evaluation)
       evaluations/eval_*.json        the same, of `m2flow eval` after the run
       videos/*.mp4                   sample episodes, or videos/none.txt: one line that says why there are none
       checkpoints/                   owned by the checkpoint store
@@ -24,12 +24,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from m2flow.observe.jsonl import decode, dumps, replace_text
+from m2flow.types import Evaluation
 
 STATES = ("running", "finished", "failed", "stopped")
 
@@ -137,43 +137,18 @@ class RunFolder:
         return self
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """One evaluation, stored with the protocol that produced it.
+def read_evaluation(path: Path) -> Evaluation:
+    """The evaluation in a file. Raises ValueError if the file is no evaluation.
 
-    `metrics` are names of the metric registry ("eval/success_once"). `intervals` hold (low, high) per metric; where
-    they are missing the report computes them from the episodes. An episode is the dict of an `EpisodeResult` (seed,
-    lane, length, ret, success_once, success_at_end, info) and may hold `steps`: name -> one number per environment
-    step, for instance {"reward": [...], "hand_x": [...]}, which the report draws, and `video`: a file name in
-    `videos/`.
+    An episode may hold `steps`: name -> one number per environment step, for instance {"reward": [...]}, which the
+    report draws, and `video`: a file name in `videos/`. Where `intervals` are missing, the report computes them.
     """
-
-    step: int
-    metrics: Mapping[str, float]
-    protocol: Mapping[str, Any] = field(default_factory=dict)
-    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    episodes: Sequence[Mapping[str, Any]] = ()
-
-    def write(self, folder: RunFolder) -> Path:
-        """Write atomically to `evaluations/step_<step>.json`."""
-        row = {
-            "step": self.step,
-            "protocol": self.protocol,
-            "metrics": self.metrics,
-            "intervals": {name: list(pair) for name, pair in self.intervals.items()},
-            "episodes": list(self.episodes),
-        }
-        return write_json(folder.evaluation(self.step), row)
-
-    @staticmethod
-    def read(path: Path) -> Evaluation:
-        """The evaluation in a file. Raises ValueError if the file is no evaluation."""
-        row = read_json(path)
-        if not isinstance(row, dict) or "step" not in row:
-            raise ValueError(f"{path}: not an evaluation (expected an object with 'step' and 'metrics')")
-        intervals = {name: (decode(low), decode(high)) for name, (low, high) in row.get("intervals", {}).items()}
-        metrics = {name: decode(value) for name, value in row.get("metrics", {}).items()}
-        return Evaluation(int(row["step"]), metrics, row.get("protocol", {}), intervals, row.get("episodes", []))
+    row = read_json(path)
+    if not isinstance(row, dict) or "step" not in row:
+        raise ValueError(f"{path}: not an evaluation (expected an object with 'step' and 'metrics')")
+    intervals = {name: (decode(low), decode(high)) for name, (low, high) in row.get("intervals", {}).items()}
+    metrics = {name: decode(value) for name, value in row.get("metrics", {}).items()}
+    return Evaluation(int(row["step"]), metrics, row.get("protocol", {}), intervals, row.get("episodes", []))
 
 
 def write_json(path: Path, value: Any) -> Path:

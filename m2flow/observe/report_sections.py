@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from m2flow.observe.layout import Evaluation
 from m2flow.observe.rundata import (
     NONE,
     RunData,
@@ -24,6 +23,7 @@ from m2flow.observe.rundata import (
     show_seconds,
 )
 from m2flow.observe.svg import spark
+from m2flow.types import Evaluation
 
 MAX_EPISODES = 10
 MAX_CURVES = 4

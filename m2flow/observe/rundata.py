@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 
 from m2flow.observe import stats
 from m2flow.observe.jsonl import decode, rows
-from m2flow.observe.layout import Evaluation, RunFolder, read_json
+from m2flow.observe.layout import RunFolder, read_evaluation, read_json
 from m2flow.observe.trace import Span, read_spans
+from m2flow.types import Evaluation
 
 T = TypeVar("T")
 NONE = "\u2013"  # what stands for "no number" in tables
@@ -154,7 +155,7 @@ def load_run(path: Path | str, spans: bool = True, tail: int | None = None) -> R
 
     nothing: tuple[dict[str, Curve], Curve] = ({}, Curve([], []))
     curves, times = attempt(lambda: _curves(folder.metrics, tail), nothing)
-    evaluations = [attempt(lambda file=file: Evaluation.read(file), None) for _, file in folder.evaluation_files()]  # type: ignore[misc]
+    evaluations = [attempt(lambda file=file: read_evaluation(file), None) for _, file in folder.evaluation_files()]  # type: ignore[misc]
     return RunData(
         folder=folder,
         status=mapping(folder.status),

@@ -17,12 +17,12 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from m2flow import seeds as noise_seeds
-from m2flow.roles.results import Evaluation, EvaluationResult, summarise
+from m2flow.roles.results import EvalProtocol, summarise
 from m2flow.roles.untouched import Untouched
 from m2flow.spec import Join
 from m2flow.types import Action, Array, EpisodeResult, Observation, Report, Step, Tick
 
-__all__ = ["Evaluation", "EvaluationConfig", "EvaluationResult", "Evaluator", "VideoSink", "partition", "summarise"]
+__all__ = ["EvalProtocol", "EvaluationConfig", "Evaluator", "VideoSink", "partition", "summarise"]
 _LOG = logging.getLogger("m2flow.evaluation")
 
 
@@ -60,7 +60,7 @@ class EvaluationConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
 
-    def protocol(self, env: Any) -> Evaluation:
+    def protocol(self, env: Any) -> EvalProtocol:
         """The protocol for an environment config. Raises ValueError where nothing would end an episode."""
         horizon = self.horizon if self.horizon is not None else env.time_limit()
         if horizon is None:
@@ -70,7 +70,7 @@ class EvaluationConfig:
         options = dataclasses.asdict(at_horizon(env, horizon))
         kind = type(env)
         name = options.get("task") or options.get("id") or kind.__name__.removesuffix("Config")
-        return Evaluation(
+        return EvalProtocol(
             suite=str(name),
             options={"env": f"{kind.__module__}:{kind.__qualname__}", **options},
             seeds=tuple(self.seed_list) or tuple(range(self.first_seed, self.first_seed + self.seeds)),
@@ -121,7 +121,7 @@ class Evaluator:
 
     def __init__(
         self,
-        protocol: Evaluation,
+        protocol: EvalProtocol,
         env_config: Any,
         policy: Any,
         join: Join,

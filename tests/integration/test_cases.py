@@ -23,8 +23,8 @@ from m2flow.backends.torch.trainer import TorchTrainerConfig
 from m2flow.envs.lanes import training
 from m2flow.envs.toy import CountConfig, PointReachConfig, ToyEnv
 from m2flow.models.mlp import MLPConfig
-from m2flow.observe.layout import RunFolder, read_json
-from m2flow.roles.evaluation import Evaluation
+from m2flow.observe.layout import read_json, write_json
+from m2flow.roles.evaluation import EvalProtocol, summarise
 from m2flow.roles.learner import Learner, LearnerConfig
 from m2flow.roles.policy import PolicyService
 from m2flow.roles.rollout import Acting, Rollout, RolloutConfig
@@ -552,8 +552,6 @@ def test_a29_numpy_numbers_and_lists_in_a_recipe_are_written_as_json(tmp_path: P
 
 def test_a29_an_evaluation_made_of_numpy_values_is_stored_as_json(tmp_path: Path) -> None:
     """What an environment of somebody else may hand on: numpy numbers, flags and arrays, and one that is not finite."""
-    from m2flow.build import stored
-
     seeds = np.array([3, 5])
     episodes = [
         EpisodeResult(
@@ -568,8 +566,8 @@ def test_a29_an_evaluation_made_of_numpy_values_is_stored_as_json(tmp_path: Path
         )
         for lane, seed in enumerate(seeds)
     ]
-    protocol = Evaluation("toy", {"size": np.float32(0.5), "shape": np.arange(2)}, tuple(seeds.tolist()), horizon=2)
-    row = strictly(stored(4, protocol, episodes).write(RunFolder(tmp_path)).read_text())
+    protocol = EvalProtocol("toy", {"size": np.float32(0.5), "shape": np.arange(2)}, tuple(seeds.tolist()), horizon=2)
+    row = strictly(write_json(tmp_path / "found.json", summarise(4, protocol, episodes)).read_text())
     assert [episode["seed"] for episode in row["episodes"]] == [3, 5]
     assert row["episodes"][1]["ret"] == 0.5
     assert row["episodes"][0]["steps"] == {"reward": [0.25, 0.25]}

@@ -15,6 +15,7 @@ import pytest
 
 from m2flow import cli, config, doctor, scaffold
 from m2flow._version import __version__
+from m2flow.observe.layout import read_evaluation
 
 REPO = Path(__file__).parents[2]
 RECIPE = ("env: point_reach\npolicy: mlp\nobjective: ppo\nsteps: 2\nrollout: {lanes: 2, length: 8}\n"
@@ -371,7 +372,7 @@ def test_eval_takes_a_run_or_one_of_its_checkpoints_and_stores_what_it_found(
         stored = Path(out.rpartition("stored: ")[2].strip())
         assert stored.parent == run.folder.evaluations
         assert stored.name.startswith(f"eval_step_{step:06d}_{seeds}_seeds_")
-        found = api.Evaluation.read(stored)
+        found = read_evaluation(stored)
         assert found.step == step
         assert found.protocol["seeds"] == [episode["seed"] for episode in found.episodes]
     assert len(list(run.folder.evaluations.glob("eval_*.json"))) == 3

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from m2flow.envs.toy import BanditConfig, CountConfig, PointReachConfig
-from m2flow.roles.evaluation import Evaluation, EvaluationConfig, EvaluationResult, Evaluator, partition, summarise
+from m2flow.observe.layout import read_evaluation, write_json
+from m2flow.roles.evaluation import EvalProtocol, EvaluationConfig, Evaluator, partition, summarise
 from m2flow.roles.untouched import Untouched
 from m2flow.spec import join
 from m2flow.types import Action, EpisodeResult, Report, Spec, Tick
@@ -48,7 +49,7 @@ def evaluate(
     policy: Any = None,
     size: int = 1,
     writer: Any = None,
-) -> tuple[Evaluation, list[EpisodeResult], list[Report]]:
+) -> tuple[EvalProtocol, list[EpisodeResult], list[Report]]:
     policy = policy or Pilot(env.spec())
     protocol = config.protocol(env)
     both = join(policy.spec, env.spec())
@@ -87,12 +88,9 @@ def test_a15_the_result_does_not_depend_on_workers_or_lanes(deterministic: bool)
     for lanes, size in ((40, 1), (7, 1), (1, 1), (5, 3), (50, 4)):
         config = EvaluationConfig(seeds=17, lanes=lanes, deterministic=deterministic)
         protocol, episodes, _ = evaluate(config, size=size)
-        results.append(summarise(protocol, episodes))
-    for other in results[1:]:
-        assert other.episodes == results[0].episodes
-        assert other.metrics == results[0].metrics
-        assert other.intervals == results[0].intervals
-    assert len({e.ret for e in results[0].episodes}) == 17
+        results.append(summarise(3, protocol, episodes))
+    assert all(other == results[0] for other in results[1:])
+    assert len({e["ret"] for e in results[0].episodes}) == 17
 
 
 def test_sampling_differs_from_the_mode_and_is_keyed_by_the_seed() -> None:
@@ -170,7 +168,7 @@ def test_environments_that_know_no_success_and_discrete_actions() -> None:
 
     protocol, episodes, _ = evaluate(EvaluationConfig(seeds=3), CountConfig(every=4), Still())
     assert [(e.ret, e.length, e.success_once) for e in episodes] == [(10.0, 4, None)] * 3
-    assert "eval/success" not in summarise(protocol, episodes).metrics
+    assert "eval/success" not in summarise(3, protocol, episodes).metrics
 
 
 # ---- videos
@@ -376,8 +374,10 @@ def episode(lane: int, won: bool, ret: float, end: bool | None = None) -> Episod
 
 def test_numbers_and_intervals_by_hand() -> None:
     """8 of 10 successes: Wilson 95 % is 0.4901625, 0.9433178; t(9) = 2.2621572 for the mean of 0..9."""
-    protocol = Evaluation("toy", {}, tuple(range(100, 110)), horizon=50)
-    result = summarise(protocol, [episode(i, i >= 2, float(i), end=i >= 5) for i in reversed(range(10))])
+    protocol = EvalProtocol("toy", {}, tuple(range(100, 110)), horizon=50)
+    found = [episode(i, i >= 2, float(i), end=i >= 5) for i in reversed(range(10))]
+    result = summarise(7, protocol, found)
+    assert result.step == 7
     assert result.metrics["eval/success_once"] == 0.8
     assert result.metrics["eval/success"] == 0.8
     assert result.metrics["eval/success_at_end"] == 0.5
@@ -387,30 +387,29 @@ def test_numbers_and_intervals_by_hand() -> None:
     assert result.intervals["eval/return"] == pytest.approx((4.5 - half, 4.5 + half), abs=1e-6)
     assert result.metrics["eval/length"] == 14.5
     assert result.metrics["eval/episodes"] == 10.0
-    assert [e.lane for e in result.episodes] == list(range(10))
-    ended = Evaluation("toy", {}, tuple(range(100, 110)), horizon=50, success="end")
-    assert summarise(ended, result.episodes).metrics["eval/success"] == 0.5
+    assert [e["lane"] for e in result.episodes] == list(range(10))
+    ended = EvalProtocol("toy", {}, tuple(range(100, 110)), horizon=50, success="end")
+    assert summarise(7, ended, found).metrics["eval/success"] == 0.5
 
 
 def test_a_missing_or_doubled_seed_is_an_error_that_names_it() -> None:
-    protocol = Evaluation("toy", {}, (100, 101, 102), horizon=5)
+    protocol = EvalProtocol("toy", {}, (100, 101, 102), horizon=5)
     with pytest.raises(ValueError, match=r"seeds missing \[102\], twice or foreign \[101\]"):
-        summarise(protocol, [episode(0, True, 1.0), episode(1, True, 1.0), episode(1, True, 1.0)])
+        summarise(0, protocol, [episode(0, True, 1.0), episode(1, True, 1.0), episode(1, True, 1.0)])
     with pytest.raises(ValueError, match=r"missing \[101, 102\]"):
-        summarise(protocol, [episode(0, True, 1.0)])
+        summarise(0, protocol, [episode(0, True, 1.0)])
 
 
-def test_a_result_with_its_protocol_survives_json() -> None:
+def test_a_result_with_its_protocol_survives_its_file(tmp_path: Path) -> None:
     protocol, episodes, _ = evaluate(EvaluationConfig(seeds=5, traces=2))
-    result = summarise(protocol, episodes)
-    back = EvaluationResult.from_json(result.to_json())
-    assert back.protocol == protocol
-    assert back.metrics == result.metrics
-    assert back.intervals == result.intervals
-    assert back.episodes == result.episodes
-    lone = summarise(Evaluation("toy", {}, (100,), horizon=5), [episode(0, True, 1.5)])
-    assert "NaN" not in lone.to_json()
-    assert np.isnan(EvaluationResult.from_json(lone.to_json()).intervals["eval/return"]).all()
+    result = summarise(3, protocol, episodes)
+    back = read_evaluation(write_json(tmp_path / "found.json", result))
+    assert back == result
+    assert EpisodeResult(**back.episodes[0]) == episodes[0]
+    lone = summarise(3, EvalProtocol("toy", {}, (100,), horizon=5), [episode(0, True, 1.5)])
+    file = write_json(tmp_path / "lone.json", lone)
+    assert "NaN" not in file.read_text()
+    assert np.isnan(read_evaluation(file).intervals["eval/return"]).all()
 
 
 def test_the_protocol_says_everything_the_number_depends_on() -> None:
@@ -473,5 +472,5 @@ def test_evaluation_plays_its_own_horizon_where_training_episodes_are_shorter() 
 
 def test_a29_numbers_of_numpy_stay_numbers_in_a_stored_protocol() -> None:
     options = {"radius": np.float32(0.5), "lanes": np.int64(3), "low": np.array([0.0, 1.0])}
-    stored = Evaluation("toy", options, (1, 2), 5).to_dict()["options"]
+    stored = EvalProtocol("toy", options, (1, 2), 5).to_dict()["options"]
     assert stored == {"radius": 0.5, "lanes": 3, "low": [0.0, 1.0]}

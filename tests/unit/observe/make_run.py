@@ -8,10 +8,11 @@ from pathlib import Path
 
 from m2flow.observe import runinfo
 from m2flow.observe.alarms import AlarmConfig, as_metrics
-from m2flow.observe.layout import Evaluation, RunFolder, write_json
+from m2flow.observe.layout import RunFolder, write_json
 from m2flow.observe.sinks import ObserveConfig
 from m2flow.observe.timeline import export_chrome
 from m2flow.observe.trace import Tracer
+from m2flow.types import Evaluation
 
 HOSTILE = "</script><img src=x onerror=alert(1)>&\"'"
 
@@ -74,7 +75,7 @@ def make_run(
     tracer.close()
     export_chrome(folder.trace, folder.chrome_trace)
     for step, count in ((0, successes[0]), *([(steps, successes[1])] if done == steps else [])):
-        _evaluation(step, count, note).write(folder)
+        write_json(folder.evaluation(step), _evaluation(step, count, note))
     runinfo.write_status(folder, state, step=done, steps=steps, error=error)
     return folder
 

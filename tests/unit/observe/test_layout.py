@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from m2flow.observe import runinfo
-from m2flow.observe.layout import Evaluation, RunFolder, read_json, write_json
+from m2flow.observe.layout import RunFolder, read_evaluation, read_json, write_json
 from m2flow.observe.rundata import boot_id, interval, load_run, show_interval, show_number, show_seconds
 from m2flow.observe.stats import mean_interval, wilson
+from m2flow.types import Evaluation
 
 
 def test_every_path_is_inside_the_folder_and_distinct(tmp_path: Path) -> None:
@@ -32,13 +33,14 @@ def test_every_path_is_inside_the_folder_and_distinct(tmp_path: Path) -> None:
 def test_evaluations_come_back_in_the_order_of_steps(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     for step in (1_000_000, 0, 30):
-        Evaluation(
+        found = Evaluation(
             step, {"eval/return": math.nan}, {"suite": "x"}, {"eval/return": (-math.inf, 1.0)}, [{"seed": step}]
-        ).write(folder)
+        )
+        write_json(folder.evaluation(step), found)
     (folder.evaluations / "notes.txt").write_text("not an evaluation")
     files = folder.evaluation_files()
     assert [step for step, _ in files] == [0, 30, 1_000_000]
-    again = Evaluation.read(files[1][1])
+    again = read_evaluation(files[1][1])
     assert (again.step, again.protocol, again.episodes) == (30, {"suite": "x"}, [{"seed": 30}])
     assert math.isnan(again.metrics["eval/return"])
     assert again.intervals == {"eval/return": (-math.inf, 1.0)}
@@ -52,7 +54,7 @@ def test_a_broken_json_file_is_an_error_that_names_it_and_a_missing_one_is_none(
         read_json(path)
     path.write_text("[1, 2]")
     with pytest.raises(ValueError, match="not an evaluation"):
-        Evaluation.read(path)
+        read_evaluation(path)
 
 
 def test_json_is_replaced_at_once(tmp_path: Path) -> None:
@@ -141,7 +143,7 @@ def test_a_run_folder_with_broken_files_is_read_as_far_as_it_goes(tmp_path: Path
     folder.config.write_text("{")
     folder.metrics.write_text('{"step": 1, "time": 5.0, "train/loss": null}\nbroken\n{"step": 2}\n')
     folder.evaluation(0).write_text("[]")
-    Evaluation(5, {"eval/return": 1.0}).write(folder)
+    write_json(folder.evaluation(5), Evaluation(5, {"eval/return": 1.0}))
     run = load_run(tmp_path)
     assert [e.step for e in run.evaluations] == [5]
     assert len(run.problems) == 3
