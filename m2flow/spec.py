@@ -1,7 +1,7 @@
 """Joins a policy to an environment: renames nothing, casts what is safe, clips actions, and refuses the rest at load.
 
-`join(policy.spec, env.spec)` compares both sides once. The `Join` it returns is used on the hot path: a pass over the
-arrays to see that they are finite, and otherwise no work when both sides already agree.
+`join(policy.spec, env.spec)` compares both sides once. The `Join` it returns is used on the hot path: no work when both
+sides already agree, except that no action reaches an environment that is not finite.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -112,19 +112,35 @@ def join(policy: Spec, env: Spec) -> Join:
     problems = _observation_problems(policy, env) + _action_problems(env.action, policy.action)
     if problems:
         raise ValueError("policy and environment do not fit:\n  " + "\n  ".join(problems))
-    names = tuple(
-        (name, field.dtype, tuple(field.shape), _kind(env.observation[name].dtype) == "f")
+    read = tuple(
+        _Read(
+            name,
+            field.dtype,
+            None if field.dtype == "bfloat16" else np.dtype(field.dtype),
+            tuple(field.shape),
+            _kind(env.observation[name].dtype) == "f",
+        )
         for name, field in policy.observation.items()
     )
-    same = set(policy.observation) == set(env.observation)
     return Join(
-        policy=policy,
         env=env,
-        fields=names,
-        same_names=same,
+        fields=read,
+        same_names=set(policy.observation) == set(env.observation),
+        action_shape=tuple(env.action.shape),
+        action_dtype=np.dtype(env.action.dtype),
         low=_flat_bound(env.action.low, env.action),
         high=_flat_bound(env.action.high, env.action),
     )
+
+
+class _Read(NamedTuple):
+    """A field that the policy reads."""
+
+    name: str
+    dtype: str
+    host_dtype: Any  # the same for numpy
+    shape: tuple[int, ...]
+    check: bool  # whether it can hold NaN
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,31 +150,30 @@ class Join:
     Arrays are numpy, or torch tensors that stay on their device (observations) or lie on the CPU (actions).
     """
 
-    policy: Spec
     env: Spec
-    fields: tuple[tuple[str, str, tuple[int, ...], bool], ...]  # name, dtype, shape, whether it can hold NaN
+    fields: tuple[_Read, ...]
     same_names: bool
+    action_shape: tuple[int, ...]
+    action_dtype: Any
     low: Any
     high: Any
 
-    def encode(self, obs: Observation, lanes: Array | None = None) -> Observation:
+    def encode(self, obs: Observation) -> Observation:
         """Environment observation [B, ...] to policy observation; the same dict when nothing has to change.
 
-        `lanes`: global lane ids [B] for the error message.
+        Numbers are not looked at: whoever stores or acts on them calls `inspect`, for as many rows at once as it has.
 
         Raises:
-            ValueError: an array has another shape than its spec says, or holds NaN or infinity.
+            ValueError: an array has another shape than its spec says.
         """
         out: Observation | None = None if self.same_names else {}
-        for name, dtype, shape, check in self.fields:
+        for name, dtype, host_dtype, shape, _ in self.fields:
             x = obs[name]
-            if tuple(x.shape[1:]) != shape:
+            if x.shape[1:] != shape:
                 raise ValueError(
                     f"observation {name!r}: got [B, {_dims(x.shape[1:])}], the spec says [B, {_dims(shape)}]"
                 )
-            if check and not _finite(x):
-                raise ValueError(_complaint(f"observation {name!r} from the environment", x, lanes))
-            y = _cast(x, dtype)
+            y = x if x.dtype is host_dtype else _cast(x, dtype)
             if out is not None:
                 out[name] = y
             elif y is not x:
@@ -166,21 +181,27 @@ class Join:
                 out[name] = y
         return obs if out is None else out
 
+    def inspect(self, obs: Observation, lanes: Array | None = None) -> None:
+        """Raise ValueError where a number of an encoded observation [S, ...] is NaN or infinite; names its lane of
+        `lanes` [S]."""
+        for field in self.fields:
+            x = obs[field.name]
+            if field.check and not _finite(x):
+                raise ValueError(_complaint(f"observation {field.name!r} from the environment", x, lanes))
+
     def decode(self, action: Array, lanes: Array | None = None) -> Array:
         """Policy action [B, *shape] or [B, C, *shape] to a numpy array for the environment; the input is not changed.
 
         Raises:
             ValueError: NaN, infinity, or a category that does not exist; names the lane.
         """
-        x = np.asarray(action)
-        field = self.env.action
-        if x.shape[x.ndim - len(field.shape) :] != tuple(field.shape):
-            raise ValueError(f"action: got {x.shape}, the environment accepts [B, (C,) {_dims(field.shape)}]")
-        if field.categories is not None:
-            return self._decode_discrete(x, field, lanes)
+        x, shape, dtype = np.asarray(action), self.action_shape, self.action_dtype
+        if x.shape[x.ndim - len(shape) :] != shape:
+            raise ValueError(f"action: got {x.shape}, the environment accepts [B, (C,) {_dims(shape)}]")
+        if self.env.action.categories is not None:
+            return self._decode_discrete(x, self.env.action, lanes)
         if x.dtype.kind == "f" and not _finite(x):
             raise ValueError(_complaint("action from the policy", x, lanes))
-        dtype = np.dtype(field.dtype)
         if self.low is None and self.high is None:
             return x.astype(dtype, copy=False)
         if self.low is None:
@@ -232,6 +253,6 @@ def _complaint(what: str, x: Array, lanes: Array | None) -> str:
 
 def _lane_names(bad: Array, lanes: Array | None) -> str:
     rows = np.flatnonzero(bad)
-    names = rows if lanes is None else np.asarray(lanes)[rows]
+    names = rows if lanes is None else np.unique(np.asarray(lanes)[rows])
     shown = ", ".join(str(int(n)) for n in names[:8]) + (", ..." if len(names) > 8 else "")
     return f"lane {shown}" if len(names) == 1 else f"lanes {shown}"

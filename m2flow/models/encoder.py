@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -56,10 +56,16 @@ class Encoder(nn.Module):
         self.fields = tuple((name, field.size, field.categories) for name, field in fields.items())
         self.size = sum(size * (categories or 1) for _, size, categories in self.fields)
         self.normalizer = Normalizer(self.size, clip, min_std) if normalize else None
-        self._views = HostViews(self._buffers_used)
+        self._views = self._make_views()
 
-    def _buffers_used(self) -> tuple[Tensor, ...]:
-        return () if self.normalizer is None else (self.normalizer.shift, self.normalizer.scale)
+    def _make_views(self) -> HostViews:
+        return HostViews(() if self.normalizer is None else (self.normalizer.shift, self.normalizer.scale))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """Casts and moves replace buffers."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._views = self._make_views()
+        return self
 
     def forward(self, obs: Observation, like: Tensor) -> Tensor:
         """[S, size] with the dtype and device of `like`; no gradient flows through observations' statistics."""
@@ -80,6 +86,8 @@ class Encoder(nn.Module):
         parts = []
         for name, size, categories in self.fields:
             x = host(obs[name])
+            if len(self.fields) == 1 and self.normalizer is None and x.ndim == 2 and x.dtype is dtype:
+                return x  # nothing to do
             if categories is not None:
                 x = np.eye(categories, dtype=dtype)[x]
             parts.append(x.reshape(-1, size * (categories or 1)).astype(dtype, copy=False))

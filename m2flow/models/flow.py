@@ -103,7 +103,7 @@ class FlowPolicy(nn.Module):
             (layer.weight, layer.bias) for layer in (self.seen, self.moved, *self.trunk.layers, self.velocity)
         )
         self._widest = max(weight.numel() for weight, _ in self._pairs)
-        self._views = HostViews(self._tensors)
+        self._views = HostViews(self._tensors())
 
     def _constants(self, spec: Spec, config: FlowConfig) -> None:
         """Time features [K, 4], the action's scale [D], and the deviations, learnt or fixed, [K, 1, D]."""
@@ -237,4 +237,5 @@ class FlowPolicy(nn.Module):
         """Casts and moves; the spec says which dtype is read."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.spec = policy_spec(self.spec, self._weight.dtype)
+        self._views = HostViews(self._tensors())
         return self

@@ -15,6 +15,8 @@ from torch.nn import functional
 
 Host = NDArray[Any]
 
+_address = Tensor.data_ptr  # one lookup for all calls: it is made for every weight and decision
+
 # Products (rows x inputs x outputs of the widest layer) up to which acting is done in numpy. Beyond it numpy's BLAS
 # wakes a thread for every core, whatever the plan gave this process; torch keeps to its own number of threads.
 HOST_LIMIT = 1 << 22
@@ -108,19 +110,22 @@ def on_host(rows: Any, weight: Tensor, widest: int) -> bool:
 
 
 class HostViews:
-    """Numpy views of CPU tensors, made anew when a tensor has moved to other memory. Shares memory, copies nothing."""
+    """Numpy views of CPU tensors, made anew when a tensor has moved to other memory. Shares memory, copies nothing.
 
-    def __init__(self, tensors: Callable[[], Sequence[Tensor]]) -> None:
-        self._tensors = tensors
+    The tensors are those of the module when the views are made; a module whose buffers are replaced (`_apply`) makes
+    new ones.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = tuple(tensors)
         self._at: list[int] = []
         self._views: tuple[Host, ...] = ()
 
     def __call__(self) -> tuple[Host, ...]:
         """The views, in the order of the tensors."""
-        tensors = self._tensors()
-        at = [tensor.data_ptr() for tensor in tensors]
+        at = list(map(_address, self._tensors))
         if at != self._at:
-            self._views = tuple(tensor.detach().numpy() for tensor in tensors)
+            self._views = tuple(tensor.detach().numpy() for tensor in self._tensors)
             self._at = at
         return self._views
 

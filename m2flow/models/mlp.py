@@ -85,15 +85,14 @@ class MLPPolicy(nn.Module):
         # In tuples: assigned directly they would be registered a second time, under another name. And reading an
         # attribute of an nn.Module costs as much as a small product.
         self._pairs = (*self.trunk.pairs, (self.last.weight, self.last.bias))
-        self._dense = tuple(chain.from_iterable(self._pairs))
         self._modules_used = (self.encoder, self.distribution)
         self._activate = ACTIVATIONS[config.activation]
         self._widest = max(weight.numel() for weight, _ in self._pairs)
-        self._views = HostViews(self._tensors)
+        self._views = self._make_views()
 
-    def _tensors(self) -> tuple[Tensor, ...]:
+    def _make_views(self) -> HostViews:
         """Weights and biases in order, then what the distribution owns."""
-        return (*self._dense, *self._modules_used[1].tensors())
+        return HostViews((*chain.from_iterable(self._pairs), *self.distribution.tensors()))
 
     @property
     def _weight(self) -> Tensor:
@@ -155,6 +154,7 @@ class MLPPolicy(nn.Module):
         """Casts and moves; the spec says which dtype is read."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.spec = policy_spec(self.spec, self._weight.dtype)
+        self._views = self._make_views()
         return self
 
 

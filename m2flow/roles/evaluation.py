@@ -28,11 +28,11 @@ _LOG = logging.getLogger("m2flow.evaluation")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationConfig:
-    """Held-out evaluation. Its seeds are the same in every run; training lanes start from hashed seeds elsewhere."""
+    """Held-out evaluation. Its seeds lie below 2**21 = 2097152; no training episode starts from one of those."""
 
     seeds: int = 50  # number of held-out initial states, counted up from first_seed
-    first_seed: int = 1_000_000  # training never uses these
-    seed_list: tuple[int, ...] = ()  # these seeds instead of a range
+    first_seed: int = 1_000_000  # the range ends below 2097152: training uses the seeds above
+    seed_list: tuple[int, ...] = ()  # these seeds instead of a range, each below 2097152
     horizon: int | None = None  # steps per episode; null: the environment's own time limit
     success: Literal["once", "end"] = "once"  # headline: success at any step, or at the last one
     deterministic: bool = True  # act with the policy's mode; false: sample
@@ -45,8 +45,17 @@ class EvaluationConfig:
     def __post_init__(self) -> None:
         if self.seeds < 1:
             raise ValueError(f"seeds: at least one is needed, got {self.seeds}")
-        if not 0 <= self.first_seed <= 2**31 - self.seeds:
-            raise ValueError(f"first_seed: seeds must lie between 0 and 2**31 - 1, got {self.first_seed}")
+        held_out = noise_seeds.HELD_OUT
+        if not 0 <= self.first_seed <= held_out - self.seeds:
+            raise ValueError(
+                f"first_seed: {self.seeds} seeds from {self.first_seed} on must lie between 0 and {held_out - 1}, "
+                "because training uses those above"
+            )
+        wrong = [seed for seed in self.seed_list if not 0 <= seed < held_out]
+        if wrong:
+            raise ValueError(
+                f"seed_list: {wrong[0]} must lie between 0 and {held_out - 1}, because training uses those above"
+            )
         if len(set(self.seed_list)) != len(self.seed_list):
             raise ValueError("seed_list: a seed is listed twice; every initial state counts once")
         if self.horizon is not None and self.horizon < 1:
@@ -197,7 +206,7 @@ class Evaluator:
             tally = _Tally(rows, self.protocol.horizon, self.config.traces)
             film = _Film(env, filmed, self.config.stride)
             with self.apart.block():
-                obs = self.join.encode(env.reset(), rows)
+                obs = self._seen(env.reset(), rows)
                 film.shoot(tally.alive, first=True)
             turn = 0
             while tally.alive.any():
@@ -221,6 +230,12 @@ class Evaluator:
             action: Action = await answer if inspect.isawaitable(answer) else answer
         return action
 
+    def _seen(self, obs: Observation, rows: Array) -> Observation:
+        """What the policy sees. Raises ValueError where it is not finite."""
+        seen = self.join.encode(obs)
+        self.join.inspect(seen, rows)
+        return seen
+
     def _play(self, env: Any, actions: Array, tally: _Tally, film: _Film) -> Observation:
         """Carry out one decision, [B, C, ...]; what the policy sees next."""
         with self.apart.block():
@@ -232,7 +247,7 @@ class Evaluator:
                 film.shoot(before, ended=before & ~tally.alive)
                 if not tally.alive.any():
                     break
-            return self.join.encode(step.obs, tally.rows)
+            return self._seen(step.obs, tally.rows)
 
     def _write(self, film: _Film, keys: Sequence[int], step: int) -> dict[int, str]:
         """Complete files before anything is reported."""

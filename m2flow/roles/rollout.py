@@ -18,7 +18,7 @@ from m2flow import seeds
 from m2flow.protocols import VectorEnv
 from m2flow.roles.segment import Segment
 from m2flow.spec import Join
-from m2flow.types import Metric, Observation, Report, Step, Tick, Trajectory, Tree
+from m2flow.types import Action, Metric, Observation, Report, Step, Tick, Trajectory, Tree
 
 EPISODES_PER_LANE = 1 << 32  # episode id = lane * this + k-th episode of the lane
 
@@ -129,13 +129,16 @@ class _Lanes:
         """`length` decisions on every lane."""
         kind, shape = self.acting.noise
         noise = seeds.draw(kind, self.key, self.ids, np.arange(turn, turn + length), shape).astype(self.acting.dtype)
-        segment = Segment(length, self.obs, self.acting.chunk)
+        segment, act, chunk = Segment(length, self.obs, self.acting.chunk), self.policy.act, self.acting.chunk
         for t in range(length):
-            action = await self.policy.act(self.obs, noise[t])
+            action = await act(self.obs, noise[t])
             segment.acted(t, action)
-            decoded = self.join.decode(action.action, self.ids)
-            if self.acting.chunk == 1:
-                await self._step(segment, t, 0, decoded[:, 0], None)
+            decoded = self._decode(action)
+            if chunk == 1:
+                self.env.send(decoded[:, 0])
+                if self.overlap:
+                    await asyncio.sleep(0)
+                self._receive(segment, t, 0, None)
             else:
                 await self._chunk(segment, t, decoded)
         ended = segment.finish()
@@ -146,13 +149,37 @@ class _Lanes:
             )
         number = self.episode + np.cumsum(ended, axis=0) - ended
         self._count(segment, ended)
-        return segment.trajectory(
+        trajectory = segment.trajectory(
             tick,
             self.ids,
             self.acting.axes,
             self.ids * EPISODES_PER_LANE + number,
             self.groups * EPISODES_PER_LANE + number,
         )
+        self._inspect(trajectory)
+        return trajectory
+
+    def _decode(self, action: Action) -> np.ndarray[Any, Any]:
+        """The action for the environment. Where it is not finite because the observation was not, that is what is
+        said."""
+        try:
+            return self.join.decode(action.action, self.ids)  # type: ignore[no-any-return]
+        except ValueError:
+            self.join.inspect(self.obs, self.ids)
+            raise
+
+    def _inspect(self, trajectory: Trajectory) -> None:
+        """Nothing that is not finite goes to training or into a replay buffer: one pass over all that was collected."""
+        rows = np.resize(trajectory.lane, len(next(iter(trajectory.obs.values()))))
+        rows[trajectory.next_at] = trajectory.lane  # true final observations stand behind the grid
+        self.join.inspect(trajectory.obs, rows)
+        wrong = np.argwhere(trajectory.valid & ~np.isfinite(trajectory.reward))
+        if len(wrong):
+            t, b, c = wrong[0]
+            raise ValueError(
+                f"reward: {trajectory.reward[t, b, c]} at step {t} of lane {trajectory.lane[b]}, episode "
+                f"{trajectory.episode[t, b]}; {len(wrong)} rewards are not finite"
+            )
 
     async def _chunk(self, segment: Segment, t: int, decoded: np.ndarray[Any, Any]) -> None:
         """The actions of one decision, one after the other.
@@ -164,19 +191,17 @@ class _Lanes:
         alive = np.ones(len(self.ids), bool)
         for c in range(self.acting.chunk):
             action = decoded[:, c] if alive.all() else np.where(_like(alive, held), decoded[:, c], held)
-            step = await self._step(segment, t, c, action, alive)
+            self.env.send(action)
+            if self.overlap:
+                await asyncio.sleep(0)
+            step = self._receive(segment, t, c, alive)
             alive = alive & step.valid & ~(step.terminated | step.truncated)
 
-    async def _step(
-        self, segment: Segment, t: int, c: int, action: np.ndarray[Any, Any], alive: np.ndarray[Any, Any] | None
-    ) -> Step:
-        self.env.send(action)
-        if self.overlap:
-            await asyncio.sleep(0)
+    def _receive(self, segment: Segment, t: int, c: int, alive: np.ndarray[Any, Any] | None) -> Step:
+        """The environment's answer to action c of decision t."""
         step = self.env.recv()
-        self.obs = self.join.encode(step.obs, self.ids)
-        final = self.obs if step.final_obs is step.obs else self.join.encode(step.final_obs, self.ids)
-        segment.stepped(t, c, step, self.obs, final, alive)
+        self.obs = obs = self.join.encode(step.obs)
+        segment.stepped(t, c, step, obs, obs if step.final_obs is step.obs else self.join.encode(step.final_obs), alive)
         return step
 
     def _count(self, segment: Segment, ended: np.ndarray[Any, Any]) -> None:

@@ -34,6 +34,13 @@ from m2flow.types import EpisodeResult, Field, Report, Spec, Step, Tick, Traject
 from tests.integration import small
 
 HERE = "tests.integration.test_cases:"
+OFF_POLICY: dict[str, Any] = {
+    "flow": "offpolicy",
+    "policy": {"name": "mlp", "hidden": [8], "dist": "squashed"},
+    "objective": {"name": "sac", "critic_hidden": [8]},
+    "learner": {},
+    "replay": {"batch": 16, "capacity": 400, "start": 16},
+}
 GROUPED = {"rollout": {"lanes": 8, "length": 20, "group": 2}, "learner": {"epochs": 1}, "objective": {"name": "grpo"}}
 
 
@@ -91,6 +98,20 @@ class BrokenRewardConfig(EditedConfig):
     def edit(self, step: Step, env: Edited) -> Step:
         reward = np.where((env.lanes == 2) & (env.elapsed == 3), self.broken, 0.0)
         return dataclasses.replace(step, reward=reward)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BrokenStateConfig(EditedConfig):
+    """Lane 1 shows NaN in the fourth step of an episode, or as the true final observation of one."""
+
+    at: str = "state"
+
+    def edit(self, step: Step, env: Edited) -> Step:
+        ended = step.terminated | step.truncated
+        bad = (env.lanes == 1) & (ended if self.at == "final" else env.elapsed == 4)
+        obs = step.final_obs if self.at == "final" else step.obs
+        broken = {k: np.where(bad[:, None], np.nan, v) for k, v in obs.items()}
+        return dataclasses.replace(step, **{"final_obs" if self.at == "final" else "obs": broken})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,10 +195,24 @@ def alarms(run: Run) -> list[dict[str, Any]]:
 # ---- rewards
 
 
-def test_a05_a_reward_that_is_not_a_number_ends_the_run_and_names_the_sample(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [{}, OFF_POLICY], ids=["PPO", "SAC: before it is in the replay buffer"])
+def test_a05_a_reward_that_is_not_a_number_ends_the_run_and_names_the_sample(
+    tmp_path: Path, how: dict[str, Any]
+) -> None:
     env = {"name": HERE + "BrokenRewardConfig", "horizon": 10}
     with pytest.raises(RunFailed, match=r"reward: nan at step 2 of lane 2, episode \d+; \d+ rewards are not finite"):
-        small.train(tmp_path, "run", env=env)
+        small.train(tmp_path, "run", env=env, **how)
+
+
+@pytest.mark.parametrize("at", ["state", "final"])
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+def test_an_observation_that_is_not_a_number_ends_the_run_and_names_the_lane(
+    tmp_path: Path, at: str, activation: str
+) -> None:
+    env = {"name": HERE + "BrokenStateConfig", "horizon": 10, "at": at}
+    policy = {"name": "mlp", "hidden": [8], "activation": activation, "normalize": True}
+    with pytest.raises(RunFailed, match=r"observation '\w+' from the environment: NaN in lane 1"):
+        small.train(tmp_path, "run", env=env, policy=policy)
 
 
 def test_a05_a_run_whose_rewards_are_all_zero_counts_them(tmp_path: Path) -> None:
