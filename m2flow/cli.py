@@ -53,8 +53,8 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
         except typer.Exit:
             raise
-        except KeyboardInterrupt:
-            typer.echo("m2flow: interrupted; `m2flow ls` names the run, `m2flow resume RUN` continues it", err=True)
+        except KeyboardInterrupt as interrupt:  # a run says whether and how it can be continued
+            typer.echo(f"m2flow: {str(interrupt) or 'interrupted'}", err=True)
             raise typer.Exit(130) from None
         except ImportError as error:
             _end_import(error)

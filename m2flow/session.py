@@ -95,7 +95,9 @@ def terminable() -> Iterator[None]:
     def end(number: int, _frame: object) -> None:
         raise KeyboardInterrupt(f"ended by {signal.Signals(number).name}")
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    # What is ignored stays ignored: `nohup m2flow train ...` lives on after logout.
+    wanted = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, end) for number in wanted}
     try:
         yield
     finally:
@@ -276,9 +278,15 @@ class Session:
         return f"`m2flow resume {self.folder.path}` continues it after step {saved}"
 
     def _close(self) -> None:
-        self.recorder.close()
-        self.alarms.close()
-        self.tracer.close()
+        """Close every file and tracker. One that fails is named; it neither hides how the run ended nor keeps the
+        others open."""
+        for close in (self.recorder.close, self.alarms.close, self.tracer.close, self._export):
+            try:
+                close()
+            except Exception as error:  # noqa: BLE001 - a tracker is another package's code
+                self.progress.note(f"could not close {close.__qualname__}: {type(error).__name__}: {error}")
+
+    def _export(self) -> None:
         if self.recipe.observe.trace and self.folder.trace.exists():
             export_chrome(self.folder.trace, self.folder.chrome_trace)
 

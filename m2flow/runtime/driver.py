@@ -328,8 +328,8 @@ class Driver:
                 worker, message = self.events.get(timeout=0.1)
             except queue.Empty:
                 continue
-            if message[0] == "answer":
-                self._on_answer(worker, *message[1:])
+            if message[0] in ("answer", "failed", "closed"):  # the first failure wins, also over a stall
+                getattr(self, f"_on_{message[0]}")(worker, *message[1:])
         return {name: self.answers.pop(number, "no answer") for number, name in numbers.items()}
 
     def _on_ready(self, worker: str, _id: str, pid: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import threading
+import time
 from pathlib import Path
 
 from m2flow.comm.transport import Location, choose
@@ -65,17 +66,17 @@ class LocalRuntime:
         return f"killed by signal {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
 
     def stop(self, limit: float) -> list[str]:
-        """Wait for every worker up to `limit` seconds, then kill. Ids of workers that had to be killed."""
-        stubborn = []
+        """Wait up to `limit` seconds for all workers together, then kill. Ids of workers that had to be killed."""
+        stubborn, deadline = [], time.monotonic() + limit
         for name, process in self.processes.items():
             try:
-                process.wait(limit)
+                process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 stubborn.append(name)
                 process.kill()
                 process.wait()
         for name, thread in self.threads.items():
-            thread.join(limit)
+            thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():  # cannot be killed; it ends with this process
                 stubborn.append(name)
         return stubborn

@@ -39,7 +39,7 @@ class Wiring:
     workers: tuple[WorkerSpec, ...]
     home: Mapping[tuple[str, int], str]  # (node, replica) -> worker id
     links: frozenset[tuple[str, str]]  # worker id pairs, sorted
-    leases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # node -> devices it takes turns on
+    leases: Mapping[tuple[str, int], tuple[str, ...]] = field(default_factory=dict)  # devices a replica takes turns on
 
     def worker(self, node: str, rank: int) -> str:
         """Id of the worker that hosts this replica."""
@@ -56,6 +56,8 @@ def check_runnable(flow: Flow, plan: Plan, cluster: Cluster) -> None:
             problems.append(f"{name}: asks for {place.ranks} ranks; the local runtime runs one rank per replica")
         if name in senders and place.replicas > 1:
             problems.append(f"{name}: sends weights, so it runs as one replica, not {place.replicas}")
+        if name in {edge.dst for edge in flow.streams} and not _fed(flow, plan, name):
+            problems.append(f"{name}: {place.replicas} replicas, and fewer that send to it; some would wait for ever")
         imaginary = [d for d in place.on(cluster) if cluster.device(d).kind not in ("cpu", "gpu")]
         if imaginary:
             problems.append(
@@ -83,7 +85,7 @@ def wire(flow: Flow, plan: Plan, cluster: Cluster) -> Wiring:
                 ends = sorted((home[edge.src, rank], home[edge.dst, target]))
                 if ends[0] != ends[1]:
                     links.add((ends[0], ends[1]))
-    return Wiring(tuple(workers), home, frozenset(links), _leases(flow, plan))
+    return Wiring(tuple(workers), home, frozenset(links), _leases(flow, plan, cluster))
 
 
 def targets(edge: Stream | Call | Weights, rank: int, plan: Plan) -> list[int]:
@@ -103,6 +105,11 @@ def producers(flow: Flow, plan: Plan, node: str, rank: int) -> frozenset[tuple[s
     )
 
 
+def _fed(flow: Flow, plan: Plan, node: str) -> bool:
+    """Whether every replica of a stage gets items."""
+    return all(producers(flow, plan, node, rank) for rank in range(plan.places[node].replicas))
+
+
 def _together(flow: Flow, plan: Plan) -> list[tuple[str, ...]]:
     """Nodes by worker: a service and all its callers that are placed alike share one."""
     group = {node.name: {node.name} for node in flow.nodes}
@@ -117,19 +124,23 @@ def _together(flow: Flow, plan: Plan) -> list[tuple[str, ...]]:
     return [tuple(node.name for node in flow.nodes if node.name in members) for members in seen]
 
 
-def _leases(flow: Flow, plan: Plan) -> dict[str, tuple[str, ...]]:
-    """Devices on which a stage must take turns: those it (or a service it calls) shares with somebody it does not
-    call."""
-    reach = {
-        node.name: {node.name} | {e.dst for e in flow.edges if isinstance(e, Call) and e.src == node.name}
-        for node in flow.nodes
-        if node.kind == "stage"
-    }
-    devices = {name: {d for member in members for d in plan.places[member].devices} for name, members in reach.items()}
+def _used(flow: Flow, plan: Plan, node: str, rank: int) -> set[tuple[str, int]]:
+    """A replica of a node and the replicas of the services that it reaches by calls."""
+    calls = [(edge.dst, target) for edge in flow.calls_of(node) for target in targets(edge, rank, plan)]
+    return {(node, rank)}.union(*(_used(flow, plan, name, target) for name, target in calls))
+
+
+def _leases(flow: Flow, plan: Plan, cluster: Cluster) -> dict[tuple[str, int], tuple[str, ...]]:
+    """Devices on which a replica of a stage must take turns: those it (or a service it calls) shares with a stage that
+    is not its own."""
+    devices: dict[tuple[str, int], set[str]] = {}
+    for stage in flow.stages:
+        for rank in range(plan.places[stage.name].replicas):
+            used = _used(flow, plan, stage.name, rank)
+            devices[stage.name, rank] = {d for name, at in used for d in plan.places[name].workers(cluster)[at]}
     leases = {}
-    for name, own in devices.items():
-        others = {d for other, theirs in devices.items() if other != name for d in theirs}
-        shared = own & others
-        if shared:
-            leases[name] = tuple(sorted(shared))
+    for (stage_name, rank), own in devices.items():
+        others = {d for (other, _), theirs in devices.items() if other != stage_name for d in theirs}
+        if own & others:
+            leases[stage_name, rank] = tuple(sorted(own & others))
     return leases

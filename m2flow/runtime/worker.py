@@ -151,7 +151,7 @@ class Worker:
         flow, plan, rank = self.program.flow, self.program.plan, self.spec.rank
         incoming = [e for e in flow.edges if isinstance(e, Stream) and e.dst == name]
         samplers = [self.program.parts[f"{e.src}->{e.dst}"] for e in incoming if e.channel == "replay"]
-        taking_turns = name in self.program.wiring.leases
+        taking_turns = (name, rank) in self.program.wiring.leases
         return Host(
             name=name,
             rank=rank,
@@ -232,7 +232,7 @@ class Worker:
 
     async def _acquire(self, name: str) -> None:
         turn = self.turns[name] = self.loop.create_future()
-        self._tell("acquire", f"{name}/{self.spec.rank}", list(self.program.wiring.leases[name]))
+        self._tell("acquire", f"{name}/{self.spec.rank}", list(self.program.wiring.leases[name, self.spec.rank]))
         await turn
         self._switch(name, "onload")
 

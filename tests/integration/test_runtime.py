@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -12,11 +14,15 @@ from typing import Any
 import psutil
 import pytest
 
-from m2flow.flow.plan import Place, Plan
+from m2flow.flow.cluster import Cluster, Device
+from m2flow.flow.graph import Call, Flow, Node, Stream, Weights
+from m2flow.flow.plan import Place, Plan, PlanError
 from m2flow.runtime.cluster import detect
 from m2flow.runtime.driver import Driver, DriverConfig, Hooks
 from m2flow.runtime.failures import RunFailed, Stalled
-from m2flow.runtime.worker import Worker
+from m2flow.runtime.local import LocalRuntime
+from m2flow.runtime.wiring import check_runnable, wire
+from m2flow.runtime.worker import Program, Worker
 from tests.integration import toy_flow
 
 PLANS = [("shared", 1), ("shared", 2), ("apart", 1), ("processes", 1), ("processes", 2)]
@@ -150,3 +156,111 @@ def test_an_inbox_holds_at_most_lag_plus_one_steps(tmp_path: Path, monkeypatch: 
     )
     assert driver.run().steps == steps
     assert lag <= most <= lag + 1, "the source ran ahead, and no further"
+
+
+class Meeting(toy_flow.Source):
+    """Each of two replicas works only while the other one does."""
+
+    door = threading.Barrier(2, timeout=30.0)
+
+    async def work(self, items: Any) -> Any:
+        """The item, once both are at it."""
+        self.door.wait()
+        async for item in super().work(items):
+            yield item
+
+
+def test_replicas_on_cores_of_their_own_work_at_the_same_time(tmp_path: Path) -> None:
+    """They take turns with the sink, which needs both cores, and not with each other."""
+    driver, seen = run(tmp_path, "shared", 2)
+    driver.program.parts["source"] = lambda context: Meeting(context, 4, None, "")  # type: ignore[index]
+    spans: list[Any] = []
+    driver.hooks.on_spans = spans.extend
+    driver.run()
+    assert len(seen) == 4
+    turns = {(name, rank, step): (begin, end) for name, rank, _, step, begin, end, kind in spans if kind == "step"}
+    for step in range(4):
+        (a, b), (c, d) = turns["source", 0, step], turns["source", 1, step]
+        assert max(a, c) < min(b, d), "their spans overlap"
+
+
+def test_a_lease_covers_what_a_replica_reaches_by_calls() -> None:
+    """The service of a service too, and of each only the replica that is asked."""
+    flow = Flow(
+        "chain",
+        (Node("a", trigger="step"), Node("s", kind="service"), Node("t", kind="service"), Node("b")),
+        (Stream("a", "b"), Call("a", "s"), Call("s", "t"), Weights("b", "t")),
+    )
+    two = {name: Place(("cpu:0", "cpu:1"), replicas=2) for name in "st"}
+    plan = Plan({"a": Place(("robot:l", "robot:r"), replicas=2), **two, "b": Place(("cpu:0", "cpu:1"))})
+    lab = Cluster((*(Device(f"cpu:{i}") for i in range(2)), Device("robot:l"), Device("robot:r")))
+    leases = wire(flow, plan, lab).leases
+    assert leases == {("a", 0): ("cpu:0",), ("a", 1): ("cpu:1",), ("b", 0): ("cpu:0", "cpu:1")}
+
+
+def test_replicas_that_nobody_sends_to_are_refused() -> None:
+    flow = Flow("wide", (Node("a", trigger="step"), Node("b")), (Stream("a", "b"),))
+    cluster = Cluster((Device("cpu:0"), Device("cpu:1")))
+    plan = Plan({"a": Place(("cpu:0",)), "b": Place(("cpu:1",), replicas=2)})
+    with pytest.raises(PlanError, match="b: 2 replicas, and fewer that send to it"):
+        check_runnable(flow, plan, cluster)
+    check_runnable(flow, Plan({"a": plan.places["b"], "b": plan.places["a"]}), cluster)
+
+
+class Late(Driver):
+    """Looks around only when the stage that it waited for has failed at last."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fail = threading.Event()
+
+    def _status(self) -> dict[str, Any]:
+        self.fail.set()
+        while not any(message[0] == "failed" for _, message in list(self.events.queue)):
+            time.sleep(0.01)
+        return super()._status()
+
+
+def test_a_failure_that_comes_while_the_driver_asks_around_is_the_end_of_the_run(tmp_path: Path) -> None:
+    class Patient(toy_flow.Source):
+        async def work(self, items: Any) -> Any:
+            """Nothing, then a failure."""
+            await asyncio.to_thread(driver.fail.wait, 60)
+            raise ArithmeticError("the source went wrong at last")
+            yield
+
+    driver = Late(
+        toy_flow.FLOW,
+        toy_flow.plan("shared"),
+        toy_flow.parts() | {"source": lambda context: Patient(context, 4, None, "")},
+        cluster=detect(),
+        config=DriverConfig(steps=1, stall_limit=1.0, stop_limit=5.0),
+        logs=tmp_path,
+    )
+    with pytest.raises(RunFailed, match="went wrong at last"):
+        driver.run()
+
+
+class Stubborn(subprocess.Popen[bytes]):
+    """A process that does not end by itself, and what it was waited for."""
+
+    def __init__(self) -> None:
+        super().__init__([sys.executable, "-c", "import time; time.sleep(600)"])
+        self.waits: list[float | None] = []
+
+    def wait(self, timeout: float | None = None) -> int:
+        """As ever, and noted."""
+        self.waits.append(timeout)
+        return super().wait(timeout)
+
+
+def test_the_limit_for_stopping_is_one_for_all_workers(tmp_path: Path) -> None:
+    plan = toy_flow.plan("processes")
+    runtime = LocalRuntime(
+        Program(toy_flow.FLOW, plan, wire(toy_flow.FLOW, plan, detect()), toy_flow.parts()), tmp_path
+    )
+    children = {name: Stubborn() for name in ("a", "b", "c")}
+    runtime.processes.update(children)
+    assert runtime.stop(0.2) == ["a", "b", "c"]
+    assert [child.waits[0] for child in children.values()][1:] == [0.0, 0.0], "the first has used it up"
+    assert all(child.poll() == -9 for child in children.values())

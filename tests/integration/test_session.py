@@ -24,7 +24,7 @@ from m2flow.observe.layout import RunFolder, read_json, write_json
 from m2flow.observe.progress import Progress
 from m2flow.observe.rundata import load_run
 from m2flow.runtime.failures import RunFailed
-from m2flow.session import entries_per_unit
+from m2flow.session import entries_per_unit, terminable
 from m2flow.types import Field, Spec
 from tests.integration import small
 
@@ -218,6 +218,32 @@ def test_an_interrupt_before_the_first_checkpoint_says_that_there_is_none(tmp_pa
     said = status(tmp_path / "run")
     assert said["state"] == "stopped"
     assert said["reason"].startswith("ended by SIGTERM; ")
+
+
+def test_a_recorder_that_cannot_be_closed_does_not_hide_how_the_run_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    observe = {"recorders": ["tests.integration.parts:Clinging"], "report": False}
+    run = small.train(tmp_path, "whole", observe=observe)
+    assert status(run)["state"] == "finished"
+    assert "OSError: the tracker hung up" in "".join(capsys.readouterr())
+    assert json.loads(run.folder.chrome_trace.read_text())["traceEvents"], "what is closed after it is whole"
+    with pytest.raises(RunFailed, match="the motor is on fire"):
+        small.train(tmp_path, "burnt", observe=observe, env={"name": "tests.integration.parts:BurningConfig"})
+    assert status(tmp_path / "burnt")["state"] == "failed"
+
+
+def test_what_the_process_was_told_to_ignore_stays_ignored() -> None:
+    """`nohup m2flow train ...` lives on after the terminal is gone."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with terminable():
+            signal.raise_signal(signal.SIGHUP)
+            with pytest.raises(KeyboardInterrupt, match="ended by SIGTERM"):
+                signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_quiet_prints_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:

@@ -156,7 +156,8 @@ def test_a_misspelt_command_or_option_is_code_2(capsys: pytest.CaptureFixture[st
         (ImportError("package gymnasium is missing: pip install 'm2flow[gymnasium]'"), 2, "package gymnasium", False),
         (ImportError("cannot import name 'x' from 'm2flow.y'", name="m2flow.y"), 1, "cannot import name", True),
         (ModuleNotFoundError("No module named 'm2flow.y'", name="m2flow.y"), 1, "No module named 'm2flow.y'", True),
-        (KeyboardInterrupt(), 130, "interrupted", False),
+        (KeyboardInterrupt(), 130, "m2flow: interrupted\n", False),
+        (KeyboardInterrupt("ended by SIGTERM; no checkpoint yet"), 130, "m2flow: ended by SIGTERM; no check", False),
         (TypeError("a fault of ours"), 1, "a fault of ours", True),
     ],
 )
