@@ -203,7 +203,8 @@ class ObserveConfig:
         object.__setattr__(self, "recorders", tuple(self.recorders))
         for name in self.recorders:
             if not isinstance(name, str) or not name:
-                raise ValueError(f"recorders: {name!r} is no recorder name; allowed: {', '.join(registry.names('recorder'))}")
+                known = ", ".join(registry.names("recorder"))
+                raise ValueError(f"recorders: {name!r} is no recorder name; allowed: {known}")
         if len(set(self.recorders)) != len(self.recorders):
             raise ValueError(f"recorders: {list(self.recorders)} names one twice")
         if not re.fullmatch(r"[^/\\#?%:]{1,128}", self.project):
@@ -234,7 +235,8 @@ class ObserveConfig:
         opened: list[Any] = []
         try:
             for name in ("jsonl", *(name for name in self.recorders if name != "jsonl")):
-                opened.append(registry.resolve("recorder", name)(target))
+                build = registry.resolve("recorder", name)
+                opened.append(build(target))
         except BaseException:
             with _keeping_the_first_error():
                 MultiRecorder(opened).close()

@@ -383,7 +383,7 @@ def test_jsonl_is_always_there_and_never_twice(tmp_path: Path) -> None:
 class Mine:
     """A recorder of somebody else, named by its address."""
 
-    built: list[Any] = []  # noqa: RUF012
+    built: list[Any] = []
 
     def __init__(self, target: Target) -> None:
         self.built.append(target)
@@ -407,7 +407,7 @@ def test_recorders_of_other_packages_are_found_by_name(tmp_path: Path) -> None:
 
 
 class Opened(Failing):
-    opened: list[Failing] = []  # noqa: RUF012
+    opened: list[Failing] = []
 
     def __init__(self, target: Target) -> None:
         super().__init__()
