@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from m2flow import seeds
+from m2flow.activations import ACTIVATIONS
 from m2flow.models.distributions import (
     HALF_LOG_2PI,
     Host,
@@ -29,7 +30,7 @@ from m2flow.models.distributions import (
     normal_logprob_rows,
 )
 from m2flow.models.encoder import Encoder, host, policy_spec, tensor
-from m2flow.models.layers import ACTIVATIONS, Dense, HostViews, Trunk, check_network, on_host
+from m2flow.models.layers import Dense, HostViews, Trunk, check_network, on_host
 from m2flow.types import Action, Array, Observation, Score, Spec
 
 TIME_FEATURES = 4  # cos(pi j t), j = 1..4

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-Host = NDArray[Any]
+from m2flow.activations import ACTIVATIONS, Host, check_activation
 
 _address = Tensor.data_ptr  # one lookup for all calls: it is made for every weight and decision
 
@@ -22,37 +21,11 @@ _address = Tensor.data_ptr  # one lookup for all calls: it is made for every wei
 HOST_LIMIT = 1 << 22
 
 
-def _np_relu(x: Host) -> Host:
-    return np.maximum(x, 0.0, out=x)
-
-
-def _np_tanh(x: Host) -> Host:
-    return np.tanh(x, out=x)
-
-
-def _np_elu(x: Host) -> Host:
-    return np.where(x > 0.0, x, np.expm1(np.minimum(x, 0.0)))
-
-
-def _np_silu(x: Host) -> Host:
-    return x * (0.5 * (1.0 + np.tanh(0.5 * x)))  # x * sigmoid(x), in a form that cannot overflow
-
-
-# name -> (torch, numpy; may work in place)
-ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Host], Host]]] = {
-    "tanh": (torch.tanh, _np_tanh),
-    "relu": (torch.relu, _np_relu),
-    "elu": (functional.elu, _np_elu),
-    "silu": (functional.silu, _np_silu),
-}
-
-
 def check_network(hidden: Sequence[int], activation: str) -> None:
     """Raise ValueError for widths or an activation that cannot be built."""
     if any(width < 1 for width in hidden):
         raise ValueError(f"hidden: every width must be at least 1, got {tuple(hidden)}")
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"activation: {activation!r} is unknown; choose one of {', '.join(ACTIVATIONS)}")
+    check_activation(activation)
 
 
 class Dense(nn.Module):

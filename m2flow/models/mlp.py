@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from m2flow import seeds
+from m2flow.activations import ACTIVATIONS
 from m2flow.models.distributions import Categorical, Gaussian, Squashed
 from m2flow.models.encoder import Encoder, host, policy_spec, tensor
-from m2flow.models.layers import ACTIVATIONS, Dense, HostViews, Trunk, check_network, dense, on_host
+from m2flow.models.layers import Dense, HostViews, Trunk, check_network, dense, on_host
 from m2flow.models.normalizer import MIN_STD
 from m2flow.types import Action, Array, Field, Observation, Score, Spec
 

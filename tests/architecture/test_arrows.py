@@ -20,14 +20,15 @@ ALLOWED: dict[str, set[str]] = {
     "protocols": {"types"},
     "spec": BASE,
     "registry": set(),
+    "activations": set(),
     "algorithms": BASE,
     "flow": BASE | {"registry"},  # registry: the nearest name to an unknown one
     "comm": BASE,
     "observe": BASE | {"registry"},  # recorders by name
-    "models": BASE | {"spec"},
+    "models": BASE | {"spec", "activations"},
     "envs": BASE | {"spec", "comm"},  # comm: shared memory without a name
     "rewards": BASE | {"spec"},
-    "backends": BASE | {"comm"},
+    "backends": BASE | {"comm", "activations"},
     "runtime": BASE | {"comm", "flow", "observe"},
     "roles": BASE | {"algorithms", "spec"},
     "config": {"registry"},
@@ -45,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 # Third-party package -> where alone it may be imported (a part of m2flow, or one module). One foreign world, one place.
 HOMES: dict[str, tuple[str, ...]] = {
-    "torch": ("algorithms", "backends", "models", "roles", "comm", "build", "memory", "prepare", "spec"),
+    "torch": ("activations", "algorithms", "backends", "models", "roles", "comm", "build", "memory", "prepare", "spec"),
     "ray": ("runtime.ray",),
     "envpool": ("envs.envpool",),
     "gymnasium": ("envs",),
@@ -62,7 +63,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "yaml": ("config", "flow", "scaffold"),
     "typer": ("cli",),
     "numpy": (
-        "seeds", "spec", "algorithms", "flow", "comm", "observe", "backends", "runtime", "roles", "models", "envs",
+        "activations", "seeds", "spec", "algorithms", "flow", "comm", "observe", "backends", "runtime", "roles", "models", "envs",
         "rewards",
     ),
 }  # fmt: skip

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from m2flow.activations import ACTIVATIONS, check_activation
 from m2flow.types import Array, Field, Head
-
-ACTIVATIONS = {"tanh": torch.tanh, "relu": torch.relu, "elu": functional.elu, "silu": functional.silu}
 
 
 class HeadNet(nn.Module):
@@ -28,10 +27,9 @@ class HeadNet(nn.Module):
 
     def __init__(self, head: Head, features: int, action: Field, chunk: int, generator: torch.Generator) -> None:
         super().__init__()
-        if head.activation not in ACTIVATIONS:
-            raise ValueError(f"activation: {head.activation!r} is unknown; choose one of {', '.join(ACTIVATIONS)}")
+        check_activation(head.activation)
         self.head = head
-        self.activate = ACTIVATIONS[head.activation]
+        self.activate = ACTIVATIONS[head.activation][0]
         self.categories = action.categories
         self.scaled = False
         inputs = features
