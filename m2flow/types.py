@@ -54,6 +54,7 @@ class Spec:
 class Task:
     """Something to attempt: `attempts` tries of it make a group.
 
+    For language models, whose rollouts will be given tasks; robots start from seeds, and nothing here uses it yet.
     Example: `Task(id=7, payload={"prompt": "2+2="}, attempts=8, seed=123)`.
     """
 

@@ -141,7 +141,8 @@ def reward_to_go(
 ) -> Tensor:
     """Discounted sum of what follows, [T, B]: the return of REINFORCE (Williams 1992) with the same rules as `gae`.
 
-    Pass zeros as `bootstrap` to leave out what lies behind a truncation or cut.
+    Pass zeros as `bootstrap` to leave out what lies behind a truncation or cut. For Reinforce++ on text: no objective
+    here uses it yet.
     """
     zero = torch.zeros_like(reward)
     flags = {"terminated": terminated, "truncated": truncated, "valid": valid}
@@ -201,14 +202,17 @@ def whiten_parts(x: Tensor, *, rows: int, mask: Tensor | None) -> Tensor:
 
 
 def moments(x: Tensor, *, mask: Tensor) -> Tensor:
-    """float64 [3]: number, sum and sum of squares of the valid elements. Adds up over parts and ranks."""
+    """float64 [3]: number, sum and sum of squares of the valid elements. Adds up over parts and ranks.
+
+    For whitening over a global batch (Reinforce++ on text, trainers with ranks): nothing here uses it yet.
+    """
     expect_shape("mask", mask, x.shape)
     kept = torch.where(mask, x, 0.0).double()
     return torch.stack([mask.sum().double(), kept.sum(), kept.square().sum()])
 
 
 def mean_std(sums: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and population standard deviation from added-up `moments`; NaN when nothing was valid."""
+    """Mean and population standard deviation from added-up `moments`, for the same use; NaN when nothing was valid."""
     number, total, square = sums
     mean = total / number
     return mean, (square / number - mean.square()).clamp(min=0.0).sqrt()

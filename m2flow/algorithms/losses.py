@@ -26,8 +26,9 @@ def log_ratio_bounds(
     """Where the PPO objective stops depending on log r: lower and upper bound per element.
 
     min(r A, clip(r, 1-l, 1+h) A) equals A times r bounded above by 1+h where A >= 0, and below by 1-l where A < 0;
-    the dual clip adds the upper bound c where A < 0. So the whole objective is A exp(clamp(log r, lower, upper)),
-    with the same gradient, in four operations. `limit` bounds |log r| on the sides that PPO leaves open.
+    the dual clip adds the upper bound c where A < 0 (1912.09729). So the whole objective (PPO, 1707.06347) is
+    A exp(clamp(log r, lower, upper)), with the same gradient, in four operations; clip_high > clip_low is clip-higher
+    (DAPO, 2503.14476). `limit` bounds |log r| on the sides that PPO leaves open.
     """
     positive = advantage >= 0
     below = -limit if clip_low >= 1.0 else max(-limit, math.log1p(-clip_low))
@@ -36,29 +37,6 @@ def log_ratio_bounds(
     lower = torch.where(positive, advantage.new_full((), -limit), below)
     upper = torch.where(positive, advantage.new_full((), above), capped)
     return lower, upper
-
-
-def ppo_loss(
-    *,
-    logprob: Tensor,
-    old_logprob: Tensor,
-    advantage: Tensor,
-    clip_low: float,
-    clip_high: float,
-    dual_clip: float | None = None,
-    log_ratio_limit: float = LIMIT,
-) -> Tensor:
-    """Clipped surrogate, to minimise: -min(r A, clip(r, 1-clip_low, 1+clip_high) A) (PPO, 1707.06347).
-
-    clip_high > clip_low is clip-higher (DAPO, 2503.14476). With `dual_clip` c > 1 the loss is at most c |A| where A < 0
-    (1912.09729). log r is bounded by `log_ratio_limit` on both sides.
-    """
-    expect_shape("old_logprob", old_logprob, logprob.shape)
-    expect_shape("advantage", advantage, logprob.shape)
-    lower, upper = log_ratio_bounds(
-        advantage=advantage, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip, limit=log_ratio_limit
-    )
-    return -advantage * (logprob - old_logprob).clamp(lower, upper).exp()
 
 
 def approx_kl_sum(*, log_ratio: Tensor) -> Tensor:
@@ -130,14 +108,20 @@ def kl(*, policy_logprob: Tensor, reference_logprob: Tensor, estimator: Estimato
 
 
 def categorical_logprob(*, logits: Tensor, action: Tensor, temperature: float) -> Tensor:
-    """Log-probability of `action` int64 [...] under softmax(logits / temperature), logits [..., K]."""
+    """Log-probability of `action` int64 [...] under softmax(logits / temperature), logits [..., K].
+
+    For language models: nothing here scores tokens yet.
+    """
     expect_shape("action", action, logits.shape[:-1])
     scaled = functional.log_softmax(logits / _positive("temperature", temperature), dim=-1)
     return scaled.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
 
 def categorical_entropy(*, logits: Tensor, temperature: float) -> Tensor:
-    """Entropy in nats of softmax(logits / temperature): [...] from logits [..., K]; -inf entries count 0."""
+    """Entropy in nats of softmax(logits / temperature): [...] from logits [..., K]; -inf entries count 0.
+
+    For language models, like `categorical_logprob`.
+    """
     scaled = functional.log_softmax(logits / _positive("temperature", temperature), dim=-1)
     return -(scaled.exp() * torch.where(scaled.isneginf(), 0.0, scaled)).sum(dim=-1)
 

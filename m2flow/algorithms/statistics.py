@@ -46,24 +46,6 @@ def mean_interval(values: Any, *, confidence: float = 0.95) -> tuple[float, floa
     return mean, mean - half, mean + half
 
 
-def bootstrap_interval(
-    values: Any, *, seed: int, confidence: float = 0.95, resamples: int = 2000
-) -> tuple[float, float, float]:
-    """Mean, and the percentile bootstrap interval around it (Efron 1979): (mean, low, high) of `values` [n].
-
-    For skewed numbers with many samples (returns of 50 episodes). The same seed gives the same interval.
-    """
-    _check_confidence(confidence)
-    x = np.asarray(values, dtype=np.float64)
-    if x.ndim != 1:
-        raise ValueError(f"values: shape {x.shape}, expected [n]")
-    if len(x) == 0:
-        return math.nan, math.nan, math.nan
-    pick = np.random.Generator(np.random.Philox(seed)).integers(len(x), size=(resamples, len(x)))
-    low, high = np.quantile(x[pick].mean(axis=1), [0.5 - confidence / 2, 0.5 + confidence / 2])
-    return float(x.mean()), float(low), float(high)
-
-
 def t_quantile(probability: float, *, freedom: int) -> float:
     """The x with P(t <= x) = `probability`, for Student's t with `freedom` degrees."""
     if not 0.0 < probability < 1.0 or freedom < 1:

@@ -8,8 +8,11 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from m2flow.algorithms.onpolicy import GRPO, PPO
+from m2flow.types import Score
 from tests.unit.algorithms.test_grpo import attempts
 from tests.unit.algorithms.tiny_model import collect, make, poison
 
@@ -41,6 +44,53 @@ def surrogate(ratio, advantage, **options):
 )
 def test_a12_the_dual_clip_that_is_configured_is_the_one_that_is_used(ratio, advantage, dual, expected):
     assert surrogate(ratio, advantage, dual_clip=dual, clip_low=0.2, clip_high=0.2) == pytest.approx(expected, abs=1e-9)
+
+
+def policy_loss(log_ratio, advantage, **options):
+    """The policy term of one decision per number, by what a policy says whose probabilities have the given ratios."""
+    objective = PPO(gamma=0.0, whiten="none", value_coef=0.0, **options)
+    model = make(objective, kind="joint")
+    trajectory = collect(model, seed=0, steps=1, lanes=len(log_ratio), holes=False, end=0)
+    zero = torch.zeros(1, len(log_ratio), 1, dtype=torch.float64)
+    reward = advantage.numpy().reshape(1, -1, 1)
+    batch, _ = objective.targets(
+        model, dataclasses.replace(trajectory, reward=reward, value=zero, bootstrap=zero[..., 0])
+    )
+    spoken = batch.columns["logprob"] + log_ratio
+    model.policy.score = lambda obs, record: Score(spoken, torch.zeros_like(spoken))
+    (term,) = objective.losses(model, ready(objective, batch), "update").terms
+    return term.total
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(-3, 3), st.floats(-5, 5)), min_size=1, max_size=6),
+    st.floats(0.01, 1.0),
+    st.floats(0.01, 2.0),
+    st.one_of(st.none(), st.floats(1.01, 20)),
+)
+def test_loss_and_gradient_of_ppo_equal_the_formula_of_the_paper(pairs, low, high, dual):
+    log_ratio = torch.tensor([p[0] for p in pairs], dtype=torch.float64, requires_grad=True)
+    advantage = torch.tensor([p[1] for p in pairs], dtype=torch.float64)
+    ratio = log_ratio.exp()
+    objective = torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)
+    if dual is not None:
+        objective = torch.where(advantage < 0, torch.maximum(objective, dual * advantage), objective)
+    (expected,) = torch.autograd.grad(-objective.sum(), log_ratio)
+    found = policy_loss(log_ratio, advantage, clip_low=low, clip_high=high, dual_clip=dual)
+    torch.testing.assert_close(found, -objective.sum(), atol=1e-12, rtol=1e-12)
+    (grad,) = torch.autograd.grad(found, log_ratio)
+    bounds = [math.log1p(high), math.log1p(-low) if low < 1 else -math.inf, math.log(dual or math.inf)]
+    inside = torch.tensor([min(abs(p[0] - b) for b in bounds) > 1e-9 for p in pairs])  # a kink has two derivatives
+    torch.testing.assert_close(grad[inside], expected[inside], atol=1e-12, rtol=1e-12)
+
+
+def test_a_huge_ratio_has_a_finite_loss_and_gradient():
+    log_ratio = torch.tensor([1e4, 1e4, -1e4, -1e4], dtype=torch.float64, requires_grad=True)
+    loss = policy_loss(log_ratio, torch.tensor([1.0, -1.0, 1.0, -1.0], dtype=torch.float64))
+    loss.backward()
+    assert loss.isfinite()
+    assert log_ratio.grad.tolist() == [0.0] * 4
 
 
 @pytest.mark.parametrize(("kind", "expected"), [("k1", 0.5), ("k2", 0.125), ("k3", 0.106531)])
