@@ -1,7 +1,7 @@
 """Sums, means and extremes over named axes and under masks.
 
 What lies under a mask is never read: NaN and infinities there change nothing, in values or in gradients. `count`,
-`aggregate` and `stop_mask` are for language models (GRPO, DAPO and Reinforce++ on text); no objective here uses them yet.
+`aggregate` and `stop_mask` are for language models (GRPO, DAPO, Reinforce++ on text); no objective uses them yet.
 """
 
 from __future__ import annotations

@@ -63,8 +63,8 @@ HOMES: dict[str, tuple[str, ...]] = {
     "yaml": ("config", "flow", "scaffold"),
     "typer": ("cli",),
     "numpy": (
-        "activations", "seeds", "spec", "algorithms", "flow", "comm", "observe", "backends", "runtime", "roles", "models",
-        "envs", "rewards",
+        "activations", "seeds", "spec", "algorithms", "flow", "comm", "observe", "backends", "runtime", "roles",
+        "models", "envs", "rewards",
     ),
 }  # fmt: skip
 
