@@ -154,6 +154,17 @@ class Trajectory:
         """(T, B)."""
         return int(self.reward.shape[0]), int(self.reward.shape[1])
 
+    def transitions(self) -> Batch:
+        """Every step with its successor, the axes [T, B] kept: what an algorithm that replays steps learns from.
+
+        The columns are `reward`, `valid` [T, B, C] and `terminated` [T, B]. Observations are copies, the rest is not.
+        """
+        if self.units.step_of is not None:
+            raise ValueError("replay needs one unit row per step; these units have `step_of`")
+        obs, after = ({name: x[at] for name, x in self.obs.items()} for at in (self.obs_at, self.next_at))
+        record = {name: x.reshape(*self.shape, *x.shape[1:]) for name, x in self.units.record.items()}
+        return Batch(obs, record, {"reward": self.reward, "terminated": self.terminated, "valid": self.valid}, after)
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:

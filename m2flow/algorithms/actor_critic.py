@@ -12,7 +12,7 @@ from torch import Tensor
 
 from m2flow.algorithms import losses
 from m2flow.algorithms.advantages import chunk_reward
-from m2flow.algorithms.targets import check_rewards, like, to_tensors, valid_steps
+from m2flow.algorithms.targets import check_rewards, like, to_tensors
 from m2flow.protocols import Model
 from m2flow.types import Array, Batch, Head, Loss, Metric, Phase, Spec, Term, Trajectory
 
@@ -97,13 +97,8 @@ class SAC:
         device, dtype = like(model)
         trajectory = to_tensors(trajectory, device=device, dtype=dtype)
         check_rewards(trajectory)
-        rows = valid_steps(trajectory)
-        columns = {name: getattr(trajectory, name).flatten(0, 1)[rows] for name in ("reward", "valid", "terminated")}
-        obs, after = (
-            {name: x[at.reshape(-1)[rows]] for name, x in trajectory.obs.items()}
-            for at in (trajectory.obs_at, trajectory.next_at)
-        )
-        return Batch(obs, {name: x[rows] for name, x in trajectory.units.record.items()}, columns, after), {}
+        decided = trajectory.valid.any(dim=-1)
+        return trajectory.transitions().map(lambda x: x[decided]), {}
 
     def prepare(self, batch: Batch, rows: int) -> Batch:  # noqa: ARG002 - no row looks at another
         """What `losses` reads: rewards summed over the executed actions and scaled, and the actions flattened."""

@@ -113,11 +113,6 @@ def any_unit(mask: Tensor, *, axes: tuple[str, ...], level: str) -> Tensor:
     return mask if level == "token" else to_level(mask, axes=axes, level=level) > 0
 
 
-def valid_steps(trajectory: Trajectory) -> Tensor:
-    """int64: flat indices t*B + b of the steps that are decisions, in order."""
-    return torch.nonzero(trajectory.valid.any(dim=-1).reshape(-1)).squeeze(1)
-
-
 def episode_scores(trajectory: Trajectory, *, reward: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Sum of rewards and group of each episode, [E], and the episode of each step: int64 [T, B], an index into E.
 

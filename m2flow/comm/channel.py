@@ -1,4 +1,4 @@
-"""Channels between stages: bounded, keyed queues, first in first out or heaviest first.
+"""Channels between stages: bounded, keyed queues, first in first out.
 
     put(item, key, weight)  ->  [key ""   ] #3 #2 #1  ->  get(weight, key)
                                 [key "7"  ] #5 #4
@@ -10,10 +10,9 @@ that do not fit exactly, cannot lock each other out. At most one item too many i
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from m2flow.comm import tree
 from m2flow.comm.waiting import Closed, Ticket, WaitingRoom
@@ -26,43 +25,32 @@ Entry = tuple[int, int, Any]  # (order of arrival, weight, item)
 class _Lane:
     """The entries of one key and their total weight."""
 
-    __slots__ = ("entries", "heap", "total")
+    __slots__ = ("entries", "total")
 
-    def __init__(self, priority: bool) -> None:
+    def __init__(self) -> None:
         self.total = 0
         self.entries: deque[Entry] = deque()
-        self.heap: list[tuple[int, int, Entry]] | None = [] if priority else None
 
     def __len__(self) -> int:
-        return len(self.entries if self.heap is None else self.heap)
+        return len(self.entries)
 
     def add(self, entry: Entry) -> None:
         self.total += entry[1]
-        if self.heap is None:
-            self.entries.append(entry)
-        else:
-            heapq.heappush(self.heap, (-entry[1], entry[0], entry))
+        self.entries.append(entry)
 
     def restore(self, given: Sequence[Entry]) -> None:
         """Back to where they were taken from."""
-        if self.heap is None:
-            self.entries.extendleft(reversed(given))
-            self.total += sum(weight for _, weight, _ in given)
-        else:
-            for entry in given:
-                self.add(entry)
+        self.entries.extendleft(reversed(given))
+        self.total += sum(weight for _, weight, _ in given)
 
     def pop(self) -> Entry:
-        entry = self.entries.popleft() if self.heap is None else heapq.heappop(self.heap)[2]
+        entry = self.entries.popleft()
         self.total -= entry[1]
         return entry
 
-    def ordered(self) -> list[Entry]:
-        return list(self.entries) if self.heap is None else [e for _, _, e in sorted(self.heap, key=lambda h: h[:2])]
-
 
 class Channel(WaitingRoom):
-    """A queue with keys and weights. `order` "fifo", or "priority": the heaviest first, equals as they came.
+    """A queue with keys and weights.
 
     Order is kept per producer and key. `capacity` is weight per key (None: no bound). Example:
     `Channel("rollout->learner", capacity=64, producer="rollout", consumer="learner")`.
@@ -73,17 +61,14 @@ class Channel(WaitingRoom):
         name: str = "channel",
         *,
         capacity: int | None = None,
-        order: Literal["fifo", "priority"] = "fifo",
         producer: str = "a producer",
         consumer: str = "a consumer",
         limit: float | None = None,
     ) -> None:
         if capacity is not None and capacity < 1:
             raise ValueError(f"channel {name!r}: capacity must be at least 1 or None, got {capacity}")
-        if order not in ("fifo", "priority"):
-            raise ValueError(f"channel {name!r}: order must be 'fifo' or 'priority', got {order!r}")
         super().__init__(name, producer=producer, consumer=consumer, limit=limit)
-        self.capacity, self.order = capacity, order
+        self.capacity = capacity
         self._lanes: dict[str, _Lane] = {}
         self._arrivals = 0
 
@@ -101,7 +86,7 @@ class Channel(WaitingRoom):
         """Items that nobody has taken, in order, as copies. Puts that still wait outside belong to their producers."""
         with self._mutex:
             lanes = {
-                key: [{"weight": weight, "item": tree.copy(item)} for _, weight, item in lane.ordered()]
+                key: [{"weight": weight, "item": tree.copy(item)} for _, weight, item in lane.entries]
                 for key, lane in self._lanes.items()
             }
             return {"lanes": lanes, "closed": self._closed}
@@ -111,7 +96,6 @@ class Channel(WaitingRoom):
         with self._mutex:
             self._lanes.clear()
             for key, entries in state["lanes"].items():
-                # A priority lane is saved heaviest first: arrival numbers in that order keep equals as they were.
                 for entry in entries:
                     self._add(key, int(entry["weight"]), tree.copy(entry["item"]))
             self._closed = bool(state["closed"])
@@ -121,7 +105,7 @@ class Channel(WaitingRoom):
     def _add(self, key: str, weight: int, item: Any) -> None:
         lane = self._lanes.get(key)
         if lane is None:
-            lane = self._lanes[key] = _Lane(self.order == "priority")
+            lane = self._lanes[key] = _Lane()
         self._arrivals += 1
         lane.add((self._arrivals, weight, item))
 
@@ -153,7 +137,7 @@ class Channel(WaitingRoom):
 
     def _put_back(self, key: str, given: list[Entry], /) -> None:
         if key not in self._lanes:
-            self._lanes[key] = _Lane(self.order == "priority")
+            self._lanes[key] = _Lane()
         self._lanes[key].restore(given)
 
     def _inside(self, key: str, /) -> str:

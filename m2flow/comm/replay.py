@@ -311,19 +311,12 @@ def _piece(item: Any, name: str) -> _Piece:
     """The columns of a trajectory as [T, B, ...]. Checked here, so that the producer sees what is wrong with it."""
     if not isinstance(item, Trajectory):
         raise TypeError(f"channel {name!r}: expected a Trajectory, got {type(item).__name__}")
-    if item.units.step_of is not None:
-        raise ValueError(f"channel {name!r}: replay needs one unit row per step; these units have `step_of`")
-    shape, valid = item.shape, _numpy(item.valid)
-    at, then = _numpy(item.obs_at), _numpy(item.next_at)
-    rows: Rows = {}
-    for key, values in item.obs.items():
-        array = _numpy(values)
-        rows[f"obs/{key}"], rows[f"next_obs/{key}"] = array[at], array[then]
-    for key, values in item.units.record.items():
-        rows[f"record/{key}"] = _numpy(values).reshape(*shape, *values.shape[1:])
-    for key in ("reward", "terminated", "valid"):
-        rows[f"columns/{key}"] = _numpy(getattr(item, key))
-    keep: np.ndarray[Any, Any] = np.asarray(valid.any(axis=-1))
+    try:
+        part = item.transitions().map(_numpy)
+    except ValueError as error:
+        raise ValueError(f"channel {name!r}: {error}") from error
+    rows = {f"{group}/{key}": array for group in _GROUPS for key, array in getattr(part, group).items()}
+    keep: np.ndarray[Any, Any] = np.asarray(rows["columns/valid"].any(axis=-1))
     # What the trajectory still refers to may be written to later; obs/ and next_obs/ are copies already.
     owned = {key: v if key.startswith(("obs/", "next_obs/")) else v.copy() for key, v in rows.items()}
     return _Piece(item.step, _numpy(item.lane).copy(), keep, owned)

@@ -14,7 +14,6 @@ from tests.contracts.channel_suite import WAIT, Background, Case, replay, run, s
 
 CASES = [
     Case("fifo", lambda size: Channel("c", capacity=size, producer="rollout", consumer="learner", limit=WAIT)),
-    Case("priority", lambda size: Channel("c", capacity=size, order="priority", limit=WAIT)),
     Case(
         "replay",
         replay,
@@ -339,13 +338,6 @@ def test_blocked_putters_enter_in_the_order_they_came(case):
     assert all(w.result() is None for w in waiting)
 
 
-def test_priority_gives_the_heaviest_first_and_equals_as_they_came():
-    channel = Channel("c", order="priority", limit=WAIT)
-    for name, weight in (("a", 1), ("b", 5), ("c", 3), ("d", 5)):
-        channel.put(name, weight=weight)
-    assert [channel.get(1)[0] for _ in range(4)] == ["b", "d", "c", "a"]
-
-
 def test_a_cancelled_get_of_several_items_keeps_their_order():
     channel = Channel("c")
     for n in range(3):
@@ -363,26 +355,6 @@ def test_a_cancelled_get_of_several_items_keeps_their_order():
     channel.put(4)
     assert channel.weight() == 5
     assert channel.get(5) == [0, 1, 2, 3, 4]
-
-
-def test_priority_order_survives_state_and_a_cancelled_get():
-    channel = Channel("c", order="priority", limit=WAIT)
-    for name, weight in (("a", 1), ("b", 5), ("c", 5)):
-        channel.put(name, weight=weight)
-    fresh = Channel("c", order="priority", limit=WAIT)
-    fresh.restore(channel.state())
-    fresh.put("late", weight=5)
-
-    async def cancelled():
-        task = asyncio.create_task(fresh.aget(17))
-        await asyncio.sleep(0)
-        fresh.put("z", weight=1)  # now all 17 are handed over
-        assert fresh.weight() == 0
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    run(cancelled())
-    assert [fresh.get(1)[0] for _ in range(5)] == ["b", "c", "late", "a", "z"]
 
 
 def test_many_threads_with_time_outs_and_cancellations_lose_and_double_nothing():

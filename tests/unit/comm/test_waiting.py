@@ -106,5 +106,3 @@ def test_waiting_names_everybody_who_waits_and_for_what():
 def test_settings_that_make_no_sense_are_refused():
     with pytest.raises(ValueError, match="capacity must be at least 1 or None, got 0"):
         Channel(capacity=0)
-    with pytest.raises(ValueError, match="order must be 'fifo' or 'priority', got 'lifo'"):
-        Channel(order="lifo")
