@@ -19,7 +19,7 @@ from m2flow.comm.waiting import Closed, Ticket, WaitingRoom
 
 __all__ = ["Channel", "Closed"]
 
-Entry = tuple[int, int, Any]  # (order of arrival, weight, item)
+Entry = tuple[int, Any]  # (weight, item)
 
 
 class _Lane:
@@ -35,17 +35,17 @@ class _Lane:
         return len(self.entries)
 
     def add(self, entry: Entry) -> None:
-        self.total += entry[1]
+        self.total += entry[0]
         self.entries.append(entry)
 
     def restore(self, given: Sequence[Entry]) -> None:
         """Back to where they were taken from."""
         self.entries.extendleft(reversed(given))
-        self.total += sum(weight for _, weight, _ in given)
+        self.total += sum(weight for weight, _ in given)
 
     def pop(self) -> Entry:
         entry = self.entries.popleft()
-        self.total -= entry[1]
+        self.total -= entry[0]
         return entry
 
 
@@ -70,7 +70,6 @@ class Channel(WaitingRoom):
         super().__init__(name, producer=producer, consumer=consumer, limit=limit)
         self.capacity = capacity
         self._lanes: dict[str, _Lane] = {}
-        self._arrivals = 0
 
     def size(self, key: str = "") -> int:
         """Number of items of this key that nobody has taken."""
@@ -86,7 +85,7 @@ class Channel(WaitingRoom):
         """Items that nobody has taken, in order, as copies. Puts that still wait outside belong to their producers."""
         with self._mutex:
             lanes = {
-                key: [{"weight": weight, "item": tree.copy(item)} for _, weight, item in lane.entries]
+                key: [{"weight": weight, "item": tree.copy(item)} for weight, item in lane.entries]
                 for key, lane in self._lanes.items()
             }
             return {"lanes": lanes, "closed": self._closed}
@@ -106,8 +105,7 @@ class Channel(WaitingRoom):
         lane = self._lanes.get(key)
         if lane is None:
             lane = self._lanes[key] = _Lane()
-        self._arrivals += 1
-        lane.add((self._arrivals, weight, item))
+        lane.add((weight, item))
 
     def _admit(self, ticket: Ticket) -> bool:
         lane = self._lanes.get(ticket.key)
@@ -130,7 +128,7 @@ class Channel(WaitingRoom):
         while lane is not None and len(lane) and reached < weight:
             entry = lane.pop()
             given.append(entry)
-            reached += entry[1]
+            reached += entry[0]
         if lane is not None and not len(lane):
             del self._lanes[key]
         return given

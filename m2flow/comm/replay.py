@@ -233,7 +233,7 @@ class ReplayChannel(WaitingRoom):
         self._staged.append(ticket.item)
         return True
 
-    def _take(self, _key: str, weight: int, /) -> list[tuple[int, int, Any]] | None:
+    def _take(self, _key: str, weight: int, /) -> list[tuple[int, Any]] | None:
         need = -(-weight // self.config.batch)
         while len(self._drawn) < need:
             if self._owed >= 1.0 - 1e-9:
@@ -245,10 +245,10 @@ class ReplayChannel(WaitingRoom):
             self._insert(pieces)
         if len(self._drawn) < need and not self._closed:
             return None
-        return [(0, self.config.batch, self._drawn.popleft()) for _ in range(min(need, len(self._drawn)))]
+        return [(self.config.batch, self._drawn.popleft()) for _ in range(min(need, len(self._drawn)))]
 
-    def _put_back(self, _key: str, given: list[tuple[int, int, Any]], /) -> None:
-        self._drawn.extendleft(batch for _, _, batch in reversed(given))
+    def _put_back(self, _key: str, given: list[tuple[int, Any]], /) -> None:
+        self._drawn.extendleft(batch for _, batch in reversed(given))
 
     def _inside(self, _key: str, /) -> str:
         left = max(0, self.config.start - self.ring.total)

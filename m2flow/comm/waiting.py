@@ -28,7 +28,7 @@ class Ticket:
     key: str
     weight: int
     item: Any = None
-    given: list[tuple[int, int, Any]] | None = None
+    given: list[tuple[int, Any]] | None = None
     served: bool = False
     error: BaseException | None = None
     since: float = field(default_factory=time.monotonic)
@@ -99,11 +99,11 @@ class WaitingRoom(ABC):
         """Take in the ticket's item if there is room."""
 
     @abstractmethod
-    def _take(self, key: str, weight: int, /) -> list[tuple[int, int, Any]] | None:
+    def _take(self, key: str, weight: int, /) -> list[tuple[int, Any]] | None:
         """Items for a get, as (order, weight, item); None while there are too few; after `close` what is left."""
 
     @abstractmethod
-    def _put_back(self, key: str, given: list[tuple[int, int, Any]], /) -> None:
+    def _put_back(self, key: str, given: list[tuple[int, Any]], /) -> None:
         """Undo `_take`: the caller went away before it could pick them up."""
 
     @abstractmethod
@@ -282,7 +282,7 @@ class WaitingRoom(ABC):
     @staticmethod
     def _answer(ticket: Ticket) -> list[Any]:
         assert ticket.given is not None
-        return [item for _, _, item in ticket.given]
+        return [item for _, item in ticket.given]
 
     def _wanted(self, key: str) -> int:
         """The weight that the first waiting get of this key needs."""

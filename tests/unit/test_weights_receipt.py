@@ -13,7 +13,7 @@ import torch
 
 from m2flow.backends.torch.trainer import TorchTrainerConfig
 from m2flow.comm.transport import Reference, SharedMemory
-from m2flow.comm.weights import WeightsError, publish, verify
+from m2flow.comm.weights import WeightsError, checksums, verify
 from m2flow.flow.graph import Call, Flow, Node
 from m2flow.flow.graph import Weights as WeightsEdge
 from m2flow.flow.plan import Place, Plan
@@ -128,7 +128,7 @@ def test_strided_weights_of_every_dtype_pass_when_intact(service):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64, torch.bool])
 def test_every_dtype_is_verified(dtype):
     arrays = {"w": torch.arange(12).reshape(3, 4).to(dtype), "none": torch.zeros((0, 2), dtype=dtype)}
-    weights = publish(1, arrays)
+    weights = Weights(1, arrays, checksums(arrays))
     verify(weights)
     weights.arrays["w"].view(-1)[5] = 0
     with pytest.raises(WeightsError, match="'w' is not what was sent"):
@@ -136,7 +136,8 @@ def test_every_dtype_is_verified(dtype):
 
 
 def test_numpy_weights_verify_too():
-    weights = publish(1, {"w": np.arange(4.0)})
+    arrays = {"w": np.arange(4.0)}
+    weights = Weights(1, arrays, checksums(arrays))
     verify(weights)
     weights.arrays["w"][0] = 1.0
     with pytest.raises(WeightsError, match="'w'"):

@@ -20,7 +20,7 @@ from torch import Tensor
 from m2flow.backends.torch.group import Group, same_arrays
 from m2flow.backends.torch.model import Model
 from m2flow.backends.torch.optim import SGD, Adam, Optimizer
-from m2flow.comm.weights import checksum
+from m2flow.comm.weights import checksums as signed
 from m2flow.protocols import Objective
 from m2flow.types import Array, Batch, Phase, Term, Tree, Weights
 
@@ -234,7 +234,7 @@ class TorchTrainer:
             raise ValueError(f"weights: no name starts with {prefix!r}")
         wanted = checksums or not self._published
         self._published = True
-        return Weights(self.version, arrays, {n: checksum(n, x) for n, x in arrays.items()} if wanted else {})
+        return Weights(self.version, arrays, signed(arrays) if wanted else {})
 
     def state(self) -> Tree:
         """Weights, buffers, slow copies, moments and counters, by name; copies."""
