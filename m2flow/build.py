@@ -33,11 +33,19 @@ def offpolicy(recipe: Recipe) -> Flow:
 
 
 def _flow(name: str, recipe: Recipe, stream: Stream) -> Flow:
-    scope = recipe.objective.scope
+    objective = recipe.objective
+    unknown = len(objective.denominators)  # what is masked is known only when a batch is complete
     nodes = [
         Node("rollout", "stage", trigger="step", atom="trajectory"),
         Node("policy", "service"),
-        Node("learner", "stage", scope=scope, batch=recipe.rollout.lanes),
+        Node(
+            "learner",
+            "stage",
+            scope=objective.scope,
+            batch=recipe.rollout.lanes,
+            unknown_denominators=unknown,
+            resident=True,
+        ),
     ]
     edges: list[Any] = [Call("rollout", "policy"), stream, Weights("learner", "policy")]
     if recipe.evaluation is not None:
@@ -88,6 +96,7 @@ class RolloutPart:
             acting=acting(policy, recipe),
             config=recipe.rollout,
             seed=run_seed(recipe),
+            reward=None if recipe.reward is None else recipe.reward.build(),
         )
 
 
@@ -166,8 +175,8 @@ def evaluate_checkpoint(recipe: Recipe, folder: RunFolder, step: int | None) -> 
     from m2flow.types import Tick, Weights
 
     spec = recipe.env.spec()
-    place = recipe.checkpoint.build(folder.checkpoints).path(step)
-    done, arrays = int(place.name.rpartition("_")[2]), read_policy(place)
+    store = recipe.checkpoint.build(folder.checkpoints)
+    done, arrays = saved_step(store, step), read_policy(store.path(step))
     service = PolicyService(build_policy(recipe, spec))
     service.load(Weights(done, {f"policy.{name}": array for name, array in arrays.items()}))
     devices = tuple(device.id for device in detect().devices if device.kind == "cpu")
@@ -181,6 +190,11 @@ def evaluate_checkpoint(recipe: Recipe, folder: RunFolder, step: int | None) -> 
     with ThreadPoolExecutor(1) as pool:  # a thread of its own: a notebook already runs an event loop in this one
         [found] = pool.submit(lambda: asyncio.run(play())).result()
     return summarise(done, evaluator.protocol, found.payload)
+
+
+def saved_step(store: Any, step: int | None = None) -> int:
+    """Steps done in the given or the latest complete checkpoint, without reading it."""
+    return int(store.path(step).name.rpartition("_")[2])
 
 
 # ---- shared pieces

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from m2flow import build, memory, registry
 from m2flow.config import Recipe
+from m2flow.config.rules import divisors_near
 from m2flow.flow.cluster import Cluster
 from m2flow.flow.graph import Flow
 from m2flow.flow.plan import Plan
@@ -101,6 +102,7 @@ def prepare(recipe: Recipe, cluster: Cluster | None = None) -> Prepared:
     made = faults.attempt("", _flow, recipe)
     planned = None if made is None else faults.attempt("", _plan, recipe, made[0], machine)
     spec = faults.attempt("env", _spec, recipe)
+    faults.attempt("reward", _reward, recipe)
     model = None
     if spec is not None:
         model = faults.attempt("policy", memory.skeleton, recipe, spec)
@@ -117,7 +119,7 @@ def prepare(recipe: Recipe, cluster: Cluster | None = None) -> Prepared:
             faults.attempt("", _runnable, recipe, made[0], planned[0], machine)
     needs: dict[str, int] = {}
     if made is not None and planned is not None and spec is not None and model is not None:
-        needs = memory.estimate(recipe, made[0], spec, model)
+        needs = memory.estimate(recipe, made[0], planned[0], spec, model)
         faults.attempt("", _fits, recipe, made[0], planned[0], machine, needs)
     faults.end()
     assert made is not None
@@ -196,6 +198,11 @@ def _spec(recipe: Recipe) -> Spec:
     return spec
 
 
+def _reward(recipe: Recipe) -> None:
+    if recipe.reward is not None:
+        recipe.reward.build()
+
+
 def _evaluation(recipe: Recipe) -> None:
     if recipe.evaluation is not None:
         recipe.evaluation.protocol(recipe.env)
@@ -244,7 +251,14 @@ def _whole_episodes(recipe: Recipe, policy: Any) -> None:
             f"rollout.group: {who} takes a step to reset a lane, so a step of training would cut episodes, and a group "
             "baseline compares whole ones; use env.autoreset: same where there is that key, or another env"
         )
-    episode = -(-limit // int(policy.chunk))
+    chunk = int(policy.chunk)
+    if limit % chunk:  # the rest of an episode's last chunk would be played in the next episode, and shorten it
+        near = " or ".join(map(str, divisors_near(limit, chunk)))
+        raise ValueError(
+            f"policy.chunk: {chunk} actions per decision do not divide the time limit of env, {limit} steps, so "
+            f"episodes would differ in length, and a group baseline compares whole ones of one length; use {near}"
+        )
+    episode = limit // chunk
     if length % episode:
         near = max(1, length // episode) * episode
         raise ValueError(

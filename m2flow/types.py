@@ -299,10 +299,10 @@ class EpisodeResult:
     Example: `EpisodeResult(seed=1003, lane=3, length=500, ret=812.4, success_once=True, success_at_end=True)`.
     """
 
-    seed: int
+    seed: int  # of an evaluation's episode; in training, the k-th episode of its lane
     lane: int
     length: int
-    ret: float
+    ret: float  # sum of the environment's rewards
     success_once: bool | None = None
     success_at_end: bool | None = None
     info: Mapping[str, float] = field(default_factory=dict)

@@ -72,6 +72,7 @@ class Recipe:
         "collocated"  # collocated | disaggregated | hybrid | path of a plan | the plan itself
     )
     env: Any = _named("env")  # what is acted in
+    reward: Any = _named("reward", optional=True)  # scores whole episodes, in place of the env's rewards; null: those
     policy: Any = _named("policy")  # what acts and is trained
     objective: Any = _named("objective")  # the algorithm
     trainer: Any = _named("trainer", default="torch")  # optimiser and where it runs

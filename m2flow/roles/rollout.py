@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from m2flow import seeds
-from m2flow.protocols import VectorEnv
+from m2flow.protocols import Reward, VectorEnv
 from m2flow.roles.segment import Segment
 from m2flow.spec import Join
-from m2flow.types import Action, Metric, Observation, Report, Step, Tick, Trajectory, Tree
+from m2flow.types import Action, Array, EpisodeResult, Metric, Observation, Report, Step, Tick, Trajectory, Tree
 
 EPISODES_PER_LANE = 1 << 32  # episode id = lane * this + k-th episode of the lane
 
@@ -50,16 +50,33 @@ class Acting:
     dtype: str = "float32"
 
 
+_NUMBERS: dict[str, Callable[[EpisodeResult], float | None]] = {
+    "return": lambda episode: episode.ret,
+    "length": lambda episode: float(episode.length),
+    "success": lambda episode: None if episode.success_once is None else float(episode.success_once),
+}
+
+
 class Rollout:
     """Source stage. `envs` are the sub-batches of this replica; `policy` is a service handle."""
 
     def __init__(
-        self, *, envs: Sequence[VectorEnv], policy: Any, join: Join, acting: Acting, config: RolloutConfig, seed: int
+        self,
+        *,
+        envs: Sequence[VectorEnv],
+        policy: Any,
+        join: Join,
+        acting: Acting,
+        config: RolloutConfig,
+        seed: int,
+        reward: Reward | None = None,
     ) -> None:
         self.config = config
         self.turn = 0
         key = seeds.derive(seed, "act")
-        self.lanes = [_Lanes(env, policy, join, acting, key, config.group, overlap=len(envs) > 1) for env in envs]
+        self.lanes = [
+            _Lanes(env, policy, join, acting, key, config.group, reward, overlap=len(envs) > 1) for env in envs
+        ]
 
     async def work(self, items: Sequence[Tick]) -> AsyncIterator[Trajectory | Report]:
         """One Trajectory per sub-batch and a Report, for each tick."""
@@ -73,16 +90,28 @@ class Rollout:
 
     def _metrics(self) -> dict[str, Metric]:
         ended = [episode for group in self.lanes for episode in group.take_ended()]
-        metrics = {
+        metrics = self._components() | {
             "rollout/episodes": Metric(float(len(ended)), "sum"),
             "rollout/env_steps": Metric(float(sum(group.take_steps() for group in self.lanes)), "sum"),
         }
-        for name, column in zip(
-            ("return", "length", "success"), np.array(ended, np.float64).reshape(-1, 3).T, strict=True
-        ):
-            known = column[~np.isnan(column)]  # an episode that does not say whether it succeeded says nothing
-            if len(known):
-                metrics[f"rollout/{name}"] = Metric(float(known.mean()), "mean", float(len(known)))
+        for name in ("return", "length", "success"):
+            # an episode that does not say whether it succeeded says nothing
+            known = [value for value in (_NUMBERS[name](episode) for episode in ended) if value is not None]
+            if known:
+                metrics[f"rollout/{name}"] = Metric(float(np.mean(known, dtype=np.float64)), "mean", float(len(known)))
+        return metrics
+
+    def _components(self) -> dict[str, Metric]:
+        """`reward/<name>` of what the reward gave to episodes; NaN stands for no score."""
+        scored = [scores for group in self.lanes for scores in group.take_scores()]
+        metrics = {}
+        for name in dict.fromkeys(name for scores in scored for name in scores):
+            values = np.concatenate([scores[name] for scores in scored if name in scores]).astype(np.float64)
+            known = values[~np.isnan(values)]
+            if name == "error":
+                metrics["reward/error"] = Metric(float(known.sum()), "sum")
+            elif len(known):
+                metrics[f"reward/{name}"] = Metric(float(known.mean()), "mean", float(len(known)))
         return metrics
 
     def state(self) -> Tree:
@@ -112,8 +141,18 @@ class _Lanes:
     """One sub-batch: its env, where it stands, and the running sums of its episodes."""
 
     def __init__(
-        self, env: VectorEnv, policy: Any, join: Join, acting: Acting, key: int, group: int, *, overlap: bool
+        self,
+        env: VectorEnv,
+        policy: Any,
+        join: Join,
+        acting: Acting,
+        key: int,
+        group: int,
+        reward: Reward | None,
+        *,
+        overlap: bool,
     ) -> None:
+        self.reward = reward
         self.env, self.policy, self.join, self.acting, self.key, self.overlap = env, policy, join, acting, key, overlap
         self.obs: Observation = join.encode(env.reset())
         self.ids = np.asarray(env.lanes, np.int64)
@@ -123,7 +162,8 @@ class _Lanes:
         self.sums = np.zeros((3, size))  # return, length, success so far
         self.knows_success = False
         self.steps = 0
-        self.ended: list[tuple[float, float, float]] = []
+        self.ended: list[EpisodeResult] = []
+        self.scores: list[Mapping[str, Array]] = []
 
     async def collect(self, tick: Tick, turn: int, length: int) -> Trajectory:
         """`length` decisions on every lane."""
@@ -148,7 +188,7 @@ class _Lanes:
                 "rollout.length a multiple of the episodes' length, and let all episodes have one length"
             )
         number = self.episode + np.cumsum(ended, axis=0) - ended
-        self._count(segment, ended)
+        self._reward(segment, self._count(segment, ended, number))
         trajectory = segment.trajectory(
             tick,
             self.ids,
@@ -204,33 +244,63 @@ class _Lanes:
         segment.stepped(t, c, step, obs, obs if step.final_obs is step.obs else self.join.encode(step.final_obs), alive)
         return step
 
-    def _count(self, segment: Segment, ended: np.ndarray[Any, Any]) -> None:
-        """Add a segment to the running episodes and take out those that ended in it."""
+    def _count(
+        self, segment: Segment, ended: np.ndarray[Any, Any], number: np.ndarray[Any, Any]
+    ) -> list[tuple[int, int, EpisodeResult]]:
+        """Add a segment to the running episodes; (step, row, episode) of those that ended in it."""
         counted = segment.valid.sum(-1)
         success = np.zeros(ended.shape) if segment.success is None else segment.success.any(-1)
         self.knows_success |= segment.success is not None
         rows = np.stack([segment.reward.sum(-1, dtype=np.float64), counted, success])  # [3, T, B]
         self.steps += int(counted.sum())
+        finished = []
         for lane in range(len(self.ids)):
             start = 0
             for stop in (np.nonzero(ended[:, lane])[0] + 1).tolist():
                 self._add(rows[:, start:stop, lane], lane)
-                ret, size, won = self.sums[:, lane]
-                self.ended.append((ret, size, won if self.knows_success else np.nan))
+                ret, length, won = self.sums[:, lane]
+                knows = self.knows_success
+                result = EpisodeResult(
+                    seed=int(number[stop - 1, lane]),
+                    lane=int(self.ids[lane]),
+                    length=int(length),
+                    ret=float(ret),
+                    success_once=bool(won) if knows else None,
+                    success_at_end=bool(success[stop - 1, lane]) if knows else None,
+                )
+                finished.append((stop - 1, lane, result))
                 self.sums[:, lane] = 0.0
                 self.episode[lane] += 1
                 start = stop
             self._add(rows[:, start:, lane], lane)
+        self.ended += [result for _, _, result in finished]
+        return finished
+
+    def _reward(self, segment: Segment, finished: Sequence[tuple[int, int, EpisodeResult]]) -> None:
+        """Where the recipe has a reward, an episode's score stands at its last action, and all other rewards are 0."""
+        if self.reward is None:
+            return
+        segment.reward[:] = 0.0
+        if finished:
+            scores = self.reward.score([episode for _, _, episode in finished])
+            self.scores.append(scores)
+            for (t, row, _), score in zip(finished, scores["reward"], strict=True):
+                segment.reward[t, row, np.nonzero(segment.valid[t, row])[0][-1]] = score
 
     def _add(self, rows: np.ndarray[Any, Any], lane: int) -> None:
         """Return and length add up; success at any time is success."""
         self.sums[:2, lane] += rows[:2].sum(-1)
         self.sums[2, lane] = max(self.sums[2, lane], rows[2].max(initial=0.0))
 
-    def take_ended(self) -> list[tuple[float, float, float]]:
-        """(return, length, success or NaN) of episodes that ended since the last call."""
+    def take_ended(self) -> list[EpisodeResult]:
+        """Episodes that ended since the last call."""
         ended, self.ended = self.ended, []
         return ended
+
+    def take_scores(self) -> list[Mapping[str, Array]]:
+        """What the reward gave since the last call."""
+        scores, self.scores = self.scores, []
+        return scores
 
     def take_steps(self) -> int:
         """Environment steps since the last call."""
