@@ -20,7 +20,7 @@ from torch import Tensor
 from m2flow.backends.torch.group import Group, same_arrays
 from m2flow.backends.torch.model import Model
 from m2flow.backends.torch.optim import SGD, Adam, Optimizer
-from m2flow.comm.weights import checksums as signed
+from m2flow.comm.weights import checksums
 from m2flow.protocols import Objective
 from m2flow.types import Array, Batch, Phase, Term, Tree, Weights
 
@@ -219,10 +219,11 @@ class TorchTrainer:
 
     # ---- weights and state
 
-    def weights(self, prefix: str = "", *, checksums: bool = False) -> Weights:
+    def weights(self, prefix: str = "") -> Weights:
         """Copies of the parameters and buffers whose name starts with `prefix`, stamped with the version.
 
-        Checksums (CRC-32 of the bytes, by name) are made for the first publication, and where they are asked for.
+        Checksums (CRC-32 of the bytes, by name) are made for the first publication only: they cost more than a small
+        update, and what can go wrong on the way is wrong from the start.
         """
         self._check()
         arrays = {
@@ -232,9 +233,8 @@ class TorchTrainer:
         }
         if not arrays:
             raise ValueError(f"weights: no name starts with {prefix!r}")
-        wanted = checksums or not self._published
-        self._published = True
-        return Weights(self.version, arrays, signed(arrays) if wanted else {})
+        first, self._published = not self._published, True
+        return Weights(self.version, arrays, checksums(arrays) if first else {})
 
     def state(self) -> Tree:
         """Weights, buffers, slow copies, moments and counters, by name; copies."""
