@@ -1,4 +1,4 @@
-"""Scores of whole episodes, to be named in a recipe: `reward: {name: function, function: m2flow.rewards.episode:success}`.
+"""Scores of whole episodes, for a recipe's `reward: {name: function, function: "m2flow.rewards.episode:success"}`.
 
 Each takes an `EpisodeResult`: what an episode of training was, as the environment tells it.
 """
