@@ -9,6 +9,7 @@ from typing import Any
 
 from m2flow.config import Recipe
 from m2flow.flow.graph import Flow
+from m2flow.flow.plan import Plan
 from m2flow.types import Spec
 
 
@@ -37,21 +38,38 @@ def _model(recipe: Recipe, spec: Spec) -> Any:
     return Model(policy, heads, 0, reference=recipe.objective.needs_reference)
 
 
-def estimate(recipe: Recipe, flow: Flow, spec: Spec, model: Any) -> dict[str, int]:
-    """Bytes that one replica of each node holds: weights, gradients, optimiser, and the data of a step."""
+def estimate(recipe: Recipe, flow: Flow, plan: Plan, spec: Spec, model: Any) -> dict[str, int]:
+    """Bytes that one replica of each node holds: weights, gradients, optimiser, and the data of a step.
+
+    Replicas share the lanes, and the episodes of an evaluation, so the bytes are those of the largest share.
+    """
     float_size = 8 if recipe.trainer.dtype == "float64" else 4
     trained = sum(p.numel() for p in model.trainable.values())
     frozen = sum(p.numel() for p in model.parameters()) - trained  # slow copies, a reference
     weights = sum(p.numel() for p in model.policy.parameters())
     row = sum(field.size for field in spec.observation.values()) * float_size
     row += int(model.policy.chunk) * spec.action.size * float_size * 4  # action, log-prob, columns of the same size
-    rows = recipe.rollout.length * recipe.rollout.lanes
-    data = 3 * rows * row  # as collected, as columns, shuffled
+    groups = recipe.rollout.lanes // recipe.rollout.group
+    lanes = _largest_share(groups, plan, "rollout") * recipe.rollout.group
+    data = 3 * recipe.rollout.length * recipe.rollout.lanes * row  # as collected, as columns, shuffled
     kept = 0 if recipe.replay is None else recipe.replay.capacity * 2 * row
     needs = {
         "policy": weights * float_size,
-        "rollout": rows * row,
+        "rollout": recipe.rollout.length * lanes * row,
         "learner": (4 * trained + frozen) * float_size + data + kept,  # 4: weight, gradient, two moments
-        "evaluator": 0 if recipe.evaluation is None else recipe.evaluation.lanes * row,
+        "evaluator": _together(recipe, plan) * row,
     }
     return {node.name: needs.get(node.name, 0) for node in flow.nodes}
+
+
+def _together(recipe: Recipe, plan: Plan) -> int:
+    """Episodes of an evaluation that one evaluator plays at the same time."""
+    if recipe.evaluation is None:
+        return 0
+    lanes: int = recipe.evaluation.lanes
+    return min(lanes, _largest_share(len(recipe.evaluation.seed_list) or recipe.evaluation.seeds, plan, "evaluator"))
+
+
+def _largest_share(count: int, plan: Plan, name: str) -> int:
+    """How many of `count` a replica gets at most."""
+    return -(-count // plan.places[name].replicas) if name in plan.places else count

@@ -12,6 +12,7 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
+HELD_OUT = 2**21  # seeds of initial states below this are for evaluation only; training starts from those above
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX2 = np.uint64(0x94D049BB133111EB)

@@ -114,6 +114,8 @@ class PPO:
             _require(getattr(self, name) in allowed, name, getattr(self, name), f"expected one of {allowed}")
         if (self.kl == "none") != (self.kl_coef == 0.0):
             raise ValueError(f"kl_coef: {self.kl_coef} with kl {self.kl!r}; set both to use a KL term, or neither")
+        if self.kl == "k1" and self.kl_in == "loss":
+            raise ValueError("kl: k1 in a loss teaches nothing, its gradient averages to 0; use k2, k3 or kl_in reward")
         if self.behaviour_threshold is not None and not self.decoupled:
             raise ValueError("behaviour_threshold: only read with decoupled: true; set that, or remove this")
         if self.level == "chunk" and self.reward_level == "action":

@@ -42,7 +42,6 @@ class ReplayConfig:
     batch: int = 256  # rows per drawn batch
     update_to_data: float = 1.0  # batches drawn per step inserted
     start: int = 1_000  # steps inserted before the first draw; they earn no credits
-    lanes: int | None = None  # columns that are inserted together, in lane order; null: each trajectory on its own
 
     def __post_init__(self) -> None:
         for name in ("capacity", "batch"):
@@ -52,8 +51,6 @@ class ReplayConfig:
             raise ValueError(f"update_to_data: must be above 0 and finite, got {self.update_to_data}")
         if not 0 <= self.start <= self.capacity:
             raise ValueError(f"start: must be between 0 and capacity {self.capacity}, got {self.start}")
-        if self.lanes is not None and self.lanes < 1:
-            raise ValueError(f"lanes: must be at least 1 or null, got {self.lanes}")
 
     def build(self, seed: int, name: str = "replay") -> ReplayChannel:
         """An empty channel whose draws depend on `seed`."""
@@ -225,10 +222,10 @@ class ReplayChannel(WaitingRoom):
         return ticket
 
     def _admit(self, ticket: Ticket) -> bool:
-        # A training step is never cut by a wait, and nobody waits while lanes are missing: those may be behind.
+        # A training step is never cut by a wait.
         begun = bool(self._staged) and self._staged[-1].step == ticket.item.step
         full = sum(piece.keep.size for piece in self._staged) >= self.config.capacity
-        if full and not begun and self._round():
+        if full and not begun:
             return False
         self._staged.append(ticket.item)
         return True
@@ -239,10 +236,9 @@ class ReplayChannel(WaitingRoom):
             if self._owed >= 1.0 - 1e-9:
                 self._drawn.append(self._draw())
                 continue
-            pieces = self._round()
-            if not pieces:
+            if not self._staged:
                 break
-            self._insert(pieces)
+            self._insert(self._staged[:1])
         if len(self._drawn) < need and not self._closed:
             return None
         return [(self.config.batch, self._drawn.popleft()) for _ in range(min(need, len(self._drawn)))]
@@ -256,22 +252,6 @@ class ReplayChannel(WaitingRoom):
         return f"{self.ring.size} steps, {self._owed:.1f} draws earned{warm}, {len(self._staged)} trajectories staged"
 
     # ---- inserting and drawing
-
-    def _round(self) -> list[_Piece]:
-        """Staged trajectories that go in together, or none while some of their lanes have not come."""
-        if not self._staged or self.config.lanes is None:
-            return self._staged[:1]
-        same = [piece for piece in self._staged if piece.step == self._staged[0].step]
-        if self._closed:
-            return same
-        picked: list[_Piece] = []
-        seen: set[int] = set()
-        for piece in same:
-            lanes = set(piece.lane.tolist())
-            if not lanes & seen:
-                seen |= lanes
-                picked.append(piece)
-        return picked if len(seen) >= self.config.lanes else []
 
     def _insert(self, pieces: Sequence[_Piece]) -> None:
         self._staged = [piece for piece in self._staged if not any(piece is other for other in pieces)]

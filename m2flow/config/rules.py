@@ -117,9 +117,6 @@ def _replay(r: Any) -> Iterator[Problem]:
     """The buffer fills up to its start before the run ends, or nothing would ever be trained."""
     if r.flow != "offpolicy" or r.replay is None:
         return
-    if r.replay.lanes is not None and r.replay.lanes > r.rollout.lanes:
-        message = f"waits for {r.replay.lanes} lanes, and rollout.lanes is {r.rollout.lanes}; use that, or null"
-        yield Problem(("replay", "lanes"), message)
     total = r.steps * r.rollout.lanes * r.rollout.length
     if r.replay.start >= total:
         origin = f"steps {r.steps} x rollout.lanes {r.rollout.lanes} x rollout.length {r.rollout.length} = {total} rows"
@@ -172,7 +169,7 @@ def _early_stop(r: Any) -> Iterator[Problem]:
 
 
 def _best(r: Any) -> Iterator[Problem]:
-    """The best checkpoint is chosen by evaluations, so it needs some, and a number of theirs."""
+    """The best checkpoint is chosen by evaluations: it needs a number of theirs, and the weights of each on disk."""
     metric = r.checkpoint.best_metric
     if metric is None:
         return
@@ -184,6 +181,14 @@ def _best(r: Any) -> Iterator[Problem]:
         yield Problem(
             ("checkpoint", "best_metric"), "is judged by evaluations, and evaluation is null; add that section"
         )
+        return
+    judged, saved = r.evaluation.every, r.checkpoint.every
+    if judged < 1:
+        message = "evaluates only before and after training, so the last checkpoint would always be the best one"
+        yield Problem(("evaluation", "every"), f"{judged} {message}; use 1 or more, or checkpoint.best_metric: null")
+    elif saved < 1 or judged % saved:
+        message = f"does not save after each evaluation (evaluation.every {judged}), so the best weights could be lost"
+        yield Problem(("checkpoint", "every"), f"{saved} {message}; use {judged} or a divisor of it")
 
 
 def _recorders(r: Any) -> Iterator[Problem]:

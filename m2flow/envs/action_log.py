@@ -13,20 +13,28 @@ PRUNE_AT = 512  # rows of the log that no running episode needs before they are 
 
 
 class ActionLog:
-    """Actions of B lanes since each lane's last reset. Adding costs one copy per step."""
+    """Actions of B lanes since each lane's last reset. Adding costs one copy per step.
 
-    def __init__(self, lanes: int) -> None:
+    `keep` False: nobody will ask for actions, so that none are held; only `fresh` is told.
+    """
+
+    def __init__(self, lanes: int, *, keep: bool = True) -> None:
+        self.keep = keep
+        self.fresh = True  # whether no step was taken since all lanes were reset
         self.rows: list[Array] = []  # one [B, *action shape] per step
         self.starts = [0] * lanes  # first row of each lane's running episode
 
     def clear(self) -> None:
         """All lanes were reset."""
+        self.fresh = True
         self.rows.clear()
         self.starts = [0] * len(self.starts)
 
     def add(self, action: Array) -> None:
         """One step was taken."""
-        self.rows.append(action.copy())
+        self.fresh = False
+        if self.keep:
+            self.rows.append(action.copy())
 
     def ended(self, row: int) -> None:
         """A lane was reset in the step that was just added."""
@@ -43,12 +51,13 @@ class ActionLog:
 
     def load(self, actions: Sequence[Array]) -> None:
         """Take over the actions of every lane, of different lengths."""
+        self.clear()
         longest = max(len(lane) for lane in actions)
-        self.starts = [longest - len(lane) for lane in actions]
+        self.fresh = longest == 0
         filled = next((lane for lane in actions if len(lane)), None)
-        if filled is None:
-            self.rows = []
+        if filled is None or not self.keep:
             return
+        self.starts = [longest - len(lane) for lane in actions]
         block = np.zeros((longest, len(actions), *filled.shape[1:]), filled.dtype)
         for row, lane in enumerate(actions):
             if len(lane):
@@ -69,7 +78,7 @@ def same_epoch(state: Tree, episodes: Sequence[int], obs: Observation, log: Acti
     """Whether an env that was cut for this snapshot still stands where the snapshot left it."""
     return bool(
         state["cut"]
-        and not log.rows
+        and log.fresh
         and obs
         and np.array_equal(state["episode"], episodes)
         and all(_equal(array, state["obs"][name]) for name, array in obs.items())

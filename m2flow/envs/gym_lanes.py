@@ -222,13 +222,12 @@ class GymLanes:
                 raise ValueError(f"info: {self.world.id} says nothing called {name!r}; it says {sorted(info)}")
             out.info[name][row] = info[name]
 
-    def replay(self, row: int, episode: int, actions: Array, obs: Observation) -> None:
-        """Bring one lane to where it was after `actions` [n, *action shape] of its episode."""
-        self.start(row, episode, obs)
+    def play(self, row: int, actions: Array, obs: Observation) -> None:
+        """Take the next `actions` [n, *action shape] of one lane's saved episode again, telling nothing of them."""
         for action in actions:
             raw, *_ = self.steps[row](action if self.encode is None else self.encode(action))
             self.write(obs, row, raw)
-        self._allow(row, self.limit - len(actions))
+        self._allow(row, self.deadlines[row] - self.clock - len(actions))
 
     def render(self, row: int) -> Array:
         """uint8 [H, W, 3] of one lane."""

@@ -2,7 +2,7 @@
 
 In process, one step of B lanes is B calls of `env.step` and a few writes into fresh arrays: gymnasium's own checkers,
 order and time-limit wrappers are left out, the time limit is counted here. A lane whose episode ends is reset within
-the same step, from the seed derive(run seed, "env", lane, k) of its k-th episode.
+the same step, from the seed of its k-th episode (lanes.py).
 
 A running episode is saved as its seed and its actions, and restored by playing them again: exact for deterministic
 simulators (MuJoCo is one), and checked against the stored observation.
@@ -93,7 +93,7 @@ class GymnasiumEnv:
         self.group = GymLanes(world, seeds, render)
         self.spec, self.lanes = self.group.spec, seeds.ids
         self._blank = Answer.blank(self.spec, self.group.info_names, len(self.lanes))
-        self.log = ActionLog(len(self.lanes))
+        self.log = ActionLog(len(self.lanes), keep=not (cut or seeds.single))
         self.obs: Observation = {}
         self._action: Array = None
 
@@ -146,7 +146,8 @@ class GymnasiumEnv:
             return self.obs
         obs = spaces.empty(self.spec.observation, len(self.lanes))
         for row, (episode, actions) in enumerate(zip(state["episode"], state["actions"], strict=True)):
-            self.group.replay(row, int(episode), actions, obs)
+            self.group.start(row, int(episode), obs)
+            self.group.play(row, actions, obs)
         check_replayed(obs, state, self.lanes, self.world.id)
         self.log.load(state["actions"])
         self.obs, self._action = obs, None

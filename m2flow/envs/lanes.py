@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from m2flow.seeds import derive
+from m2flow.seeds import HELD_OUT, derive
 from m2flow.types import Array
 
 SEED_LIMIT = 2**31  # simulators take a seed as int32
@@ -15,7 +15,8 @@ SEED_LIMIT = 2**31  # simulators take a seed as int32
 
 @dataclass(frozen=True, slots=True)
 class LaneSeeds:
-    """Seeds of B lanes. For training the k-th episode of a lane starts from derive(seed, "env", lane, k).
+    """Seeds of B lanes. For training the k-th episode of a lane starts from derive(seed, "env", lane, k), moved up by
+    `seeds.HELD_OUT` where it is below: no training episode starts like one of an evaluation.
 
     For evaluation `fixed` holds one seed per lane: lane i plays a single episode, from fixed[i], and then stands still.
     """
@@ -40,15 +41,19 @@ class LaneSeeds:
         if self.fixed is not None:
             assert k == 0, "an evaluation lane plays one episode"
             return self.fixed[row]
-        return derive(self.seed, "env", self.lanes[row] // self.group, k)
+        return self._derived(self.lanes[row], k)
 
     def pool(self, epoch: int) -> list[int]:
         """Seeds for an env that draws all later episodes from one seed per lane: derive(seed, "env", lane), and
-        derive(seed, "env", lane, "epoch", e) after the e-th fresh start."""
+        derive(seed, "env", lane, "epoch", e) after the e-th fresh start; moved like those of `episode`."""
         if self.fixed is not None:
             return list(self.fixed)
         tail = () if epoch == 0 else ("epoch", epoch)
-        return [derive(self.seed, "env", lane // self.group, *tail) for lane in self.lanes]
+        return [self._derived(lane, *tail) for lane in self.lanes]
+
+    def _derived(self, lane: int, *path: str | int) -> int:
+        found = derive(self.seed, "env", lane // self.group, *path)
+        return found if found >= HELD_OUT else found + HELD_OUT
 
     def take(self, start: int, stop: int) -> LaneSeeds:
         """Lanes of rows start..stop."""

@@ -87,9 +87,9 @@ class _Server:
         elif what == "start":
             for row, episode in enumerate(args[0]):
                 self.lanes.start(row, episode, self._answer.obs)
-        elif what == "replay":
-            for row, (episode, actions) in enumerate(zip(*args, strict=True)):
-                self.lanes.replay(row, episode, actions, self._answer.obs)
+        elif what == "play":
+            for row, actions in enumerate(args[0]):
+                self.lanes.play(row, actions, self._answer.obs)
         elif what == "render":
             return self.lanes.render(args[0])
         else:

@@ -88,7 +88,7 @@ class WorkerEnv:
         os.ftruncate(self._fd, size)
         self._block = Block(mmap.mmap(self._fd, size), self.spec, self._info, len(self.lanes))
         self._all(("map", self.spec, self._info, size))
-        self.log = ActionLog(len(self.lanes))
+        self.log = ActionLog(len(self.lanes), keep=not (cut or seeds.single))
         self.episodes = [0] * len(self.lanes)
         self.obs: Observation = {}
         self._finished = np.zeros(len(self.lanes), bool)
@@ -166,12 +166,11 @@ class WorkerEnv:
         """Continue from a snapshot."""
         if same_epoch(state, self.episodes, self.obs, self.log):
             return self.obs
-        self._pending = False
-        self.episodes = [int(k) for k in state["episode"]]
-        messages = [
-            ("replay", self.episodes[w.start : w.stop], state["actions"][w.start : w.stop]) for w in self._workers
-        ]
-        self._each(messages)
+        self._begin([int(k) for k in state["episode"]])
+        actions = state["actions"]
+        for t in range(max(map(len, actions))):  # one step per message: an answer takes no longer than any other
+            step = [lane[t : t + 1] for lane in actions]
+            self._each([("play", step[w.start : w.stop]) for w in self._workers])
         obs = {name: array.copy() for name, array in self._block.obs.items()}
         check_replayed(obs, state, self.lanes, self.world.id)
         self.log.load(state["actions"])

@@ -97,8 +97,9 @@ class Learner:
         if self.pending:
             self._train(merge(self.pending), step)
             self.pending = []
-        self.trainer.model.policy.observe(side_by_side(self.seen))
-        self.seen = []
+        if self.seen:
+            self.trainer.model.policy.observe(side_by_side(self.seen))
+            self.seen = []
         self.trainer.version = step + 1
         metrics = self.tally.close()
         metrics["time/learn_s"] = Metric(self.clock + time.perf_counter() - started, "sum")

@@ -404,6 +404,27 @@ def test_early_stopping_needs_evaluations_and_a_reason() -> None:
     assert config.load({**START, "evaluation": {"every": 5}, "early_stop": stop}).early_stop.threshold == 0.9
 
 
+@pytest.mark.parametrize(
+    ("judged", "saved", "message"),
+    [
+        (0, 10, "evaluation.every: 0 evaluates only before and after training"),
+        (10, 0, "checkpoint.every: 0 does not save after each evaluation (evaluation.every 10)"),
+        (10, 50, "checkpoint.every: 50 does not save after each evaluation"),
+        (10, 4, "checkpoint.every: 4 does not save after each evaluation"),
+        (10, 10, None),
+        (10, 5, None),
+    ],
+)
+def test_the_best_checkpoint_needs_every_evaluation_saved(judged: int, saved: int, message: str | None) -> None:
+    sections = {"evaluation": {"every": judged}, "checkpoint": {"every": saved, "best_metric": "eval/return"}}
+    if message is None:
+        assert config.load({**START, **sections}).checkpoint.every == saved
+        return
+    (line,) = refused({**START, **sections})
+    assert line.startswith(message)
+    assert config.load({**START, **sections}, "checkpoint.best_metric=null")
+
+
 def test_an_unknown_recorder_is_refused_before_the_run() -> None:
     (line,) = refused(START, "observe.recorders=[tensorbord]")
     assert "unknown recorder 'tensorbord'; did you mean 'tensorboard'?" in line

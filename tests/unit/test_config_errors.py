@@ -31,7 +31,7 @@ def refused(source: Any, *overrides: str) -> list[str]:
         ("trainer.lerning_rate=1e-3", "did you mean 'learning_rate'?"),
         ("stepz=3", "did you mean 'steps'?"),
         ("rollout.minibatch=3", "did you mean 'learner.minibatch'?"),
-        ("lanes=8", "did you mean 'rollout.lanes' or 'replay.lanes' or 'evaluation.lanes'?"),
+        ("lanes=8", "did you mean 'rollout.lanes' or 'evaluation.lanes'?"),
         ("capacity=8", "did you mean 'replay.capacity'?"),
         ("speed=1", "did you mean 'env.speed'?"),
         ("trainr.learning_rate=1", "did you mean 'trainer'?"),
@@ -121,13 +121,6 @@ def test_a_file_that_is_no_text_is_refused_with_its_name(tmp_path: Path) -> None
     assert "is not UTF-8 text" in line
     (tmp_path / "child.yaml").write_text("base: r.yaml\n")
     assert "r.yaml (base of child.yaml) is not UTF-8" in refused(tmp_path / "child.yaml")[0]
-
-
-def test_a_buffer_that_waits_for_more_lanes_than_there_are_is_refused() -> None:
-    sac = {**START, "objective": "sac", "flow": "offpolicy", "replay": {"lanes": 9}}
-    (line,) = refused(sac)
-    assert line.startswith("replay.lanes: waits for 9 lanes, and rollout.lanes is 8")
-    assert config.load(sac, "rollout.lanes=9")
 
 
 @pytest.mark.parametrize("source", [None, 7, [1]])

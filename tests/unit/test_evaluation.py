@@ -17,6 +17,7 @@ from m2flow.envs.toy import BanditConfig, CountConfig, PointReachConfig
 from m2flow.observe.layout import read_evaluation, write_json
 from m2flow.roles.evaluation import EvalProtocol, EvaluationConfig, Evaluator, partition, summarise
 from m2flow.roles.untouched import Untouched
+from m2flow.seeds import HELD_OUT
 from m2flow.spec import join
 from m2flow.types import Action, EpisodeResult, Report, Spec, Tick
 
@@ -446,7 +447,9 @@ def test_a_sampling_protocol_needs_to_know_the_noise() -> None:
     ("wrong", "message"),
     [
         ({"seeds": 0}, "seeds: at least one"),
-        ({"first_seed": 2**31 - 10}, "first_seed: seeds must lie between"),
+        ({"first_seed": HELD_OUT - 49}, "first_seed: 50 seeds from 2097103 on must lie between 0 and 2097151"),
+        ({"seed_list": (5, HELD_OUT)}, "seed_list: 2097152 must lie between 0 and 2097151, because training uses"),
+        ({"seed_list": (-1,)}, "seed_list: -1 must lie between"),
         ({"first_seed": -1}, "first_seed: "),
         ({"seed_list": (3, 3)}, "seed_list: a seed is listed twice"),
         ({"horizon": 0}, "horizon: must be at least 1"),

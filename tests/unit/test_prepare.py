@@ -114,6 +114,24 @@ def test_a_step_of_groups_holds_whole_episodes(length: int, ok: bool) -> None:
         assert report.problems[0].startswith(f"rollout.length: {length} decisions cut episodes of 40")
 
 
+@pytest.mark.parametrize(("chunk", "length", "ok"), [(2, 5, True), (5, 4, True), (3, 4, False), (4, 3, False)])
+def test_a_chunk_of_groups_divides_the_episode(chunk: int, length: int, ok: bool) -> None:
+    """Else what is left of an episode's last chunk is played in the next one, which is then shorter."""
+    source = {
+        **START,
+        "env": {"name": "point_reach", "horizon": 10},
+        "policy": {"name": "mlp", "chunk": chunk},
+        "objective": "grpo",
+        "rollout": {"lanes": 4, "group": 2, "length": length},
+    }
+    report = api.check(source)
+    assert report.ok == ok
+    if not ok:
+        expected = f"policy.chunk: {chunk} actions per decision do not divide the time limit of env, 10 steps"
+        assert report.problems[0].startswith(expected)
+        assert report.problems[0].endswith("use 2 or 5")
+
+
 def test_groups_need_an_environment_that_resets_within_a_step(tmp_path: Path) -> None:
     source = {**START, "env": "count", "objective": "grpo", "rollout": {"lanes": 4, "group": 2, "length": 4}}
     (problem,) = told(source, tmp_path=tmp_path)
@@ -177,8 +195,9 @@ def test_the_network_is_counted_without_being_made(policy: dict[str, Any], objec
     assert all(x.is_meta for x in found.parameters())
     trained = sum(x.numel() for x in real.parameters() if x.requires_grad)
     still = sum(x.numel() for x in real.parameters() if not x.requires_grad)
-    more = memory.estimate(recipe, prepare(recipe).flow, spec, found)["learner"]
-    data = memory.estimate(recipe, prepare(recipe).flow, spec, _Empty(built))["learner"]
+    ready = prepare(recipe)
+    more = memory.estimate(recipe, ready.flow, ready.plan, spec, found)["learner"]
+    data = memory.estimate(recipe, ready.flow, ready.plan, spec, _Empty(built))["learner"]
     assert more - data == 4 * (4 * trained + still)
 
 
@@ -192,6 +211,19 @@ class _Empty:
 
     def parameters(self) -> list[Any]:
         return []
+
+
+def test_replicas_share_the_lanes_and_the_episodes_of_an_evaluation() -> None:
+    def needs(lanes: int, plan: Any, **evaluation: Any) -> Any:
+        recipe = config.load({**START, "rollout": {"lanes": lanes, "length": 10}, "evaluation": evaluation})
+        return prepare(config.load(recipe, f"plan={plan}"), api_cluster()).memory
+
+    one, two = needs(8, "collocated"), needs(8, dict(PLANS)["two_rollouts"])
+    assert one["rollout"] == 2 * two["rollout"]
+    assert one["evaluator"] == 2 * two["evaluator"]
+    assert needs(9, dict(PLANS)["two_rollouts"])["rollout"] * 8 == one["rollout"] * 5  # the larger share
+    assert needs(8, "collocated", seeds=5)["evaluator"] * 10 == one["evaluator"]  # no more episodes than there are
+    assert needs(8, "collocated", seed_list=[3, 4])["evaluator"] * 25 == one["evaluator"]
 
 
 def test_a_network_that_would_not_fit_is_refused_without_being_made() -> None:

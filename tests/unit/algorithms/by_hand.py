@@ -40,7 +40,7 @@ def ppo_loss(objective, start, now, trajectory):
         total = total - objective.entropy_coef * score.entropy[s][mask].sum()
         if objective.kl != "none" and objective.kl_in == "loss":
             d = reference[s][mask].sum() - new
-            total = total + objective.kl_coef * {"k1": -d, "k2": d**2 / 2, "k3": d.exp() - d - 1}[objective.kl]
+            total = total + objective.kl_coef * {"k2": d**2 / 2, "k3": d.exp() - d - 1}[objective.kl]
     error = _value_error(objective, now.value("value", obs), value, advantage + value)
     return total / len(units) + objective.value_coef * error[kept].sum() / kept.sum()
 

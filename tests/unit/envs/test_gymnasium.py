@@ -138,6 +138,33 @@ def test_the_action_log_is_pruned_and_still_restores_long_running_lanes() -> Non
     np.testing.assert_array_equal(fresh.restore(env.snapshot())["state"], got.obs["state"])
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_actions_that_nobody_will_play_again_are_not_kept(workers: int) -> None:
+    """Without a time limit they would add up for ever."""
+    for env in (
+        config("Slow-v0", success=None, workers=workers, resume="cut").build([0, 1], 0),
+        config("Slow-v0", success=None, workers=workers).build_seeded([0, 1]),
+    ):
+        env.reset()
+        for _ in range(5):
+            step(env, np.zeros((2, 1), np.float32))
+        assert not env.log.rows  # type: ignore[attr-defined]
+        env.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_cut_env_that_was_stepped_after_its_snapshot_goes_back_to_it(workers: int) -> None:
+    """Also where the observation does not tell that a step was taken."""
+    env = config("Hidden-v0", success=None, workers=workers, resume="cut").build([0, 1], 0)
+    env.reset()
+    state = env.snapshot()
+    env.restore(state)
+    ahead = [step(env, np.zeros((2, 1), np.float32)).reward.tolist() for _ in range(2)]
+    env.restore(state)
+    assert [step(env, np.zeros((2, 1), np.float32)).reward.tolist() for _ in range(2)] == ahead == [[1, 1], [2, 2]]
+    env.close()
+
+
 @pytest.mark.parametrize(
     ("space", "field"),
     [

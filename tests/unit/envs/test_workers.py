@@ -103,6 +103,25 @@ def test_a_hung_worker_is_an_error_within_the_limit_and_is_killed() -> None:
     assert not any(alive(pid) for pid in processes)
 
 
+def test_a_long_episode_is_played_again_with_the_limit_of_one_step_for_each_step() -> None:
+    """Together the steps take longer than the limit; none does alone."""
+
+    def build(seconds: float) -> Any:
+        kwargs = {"seconds": seconds}
+        return GymnasiumConfig(
+            id="tests.unit.envs.worlds:Slow-v0", workers=2, kwargs=kwargs, success=None, timeout=2.0
+        ).build([7, 9], 0)
+
+    env, slow = build(0.0), build(0.05)
+    env.reset()
+    for _ in range(60):
+        env.send(np.zeros((2, 1), np.float32))
+        last = env.recv()
+    np.testing.assert_array_equal(slow.restore(env.snapshot())["state"], last.obs["state"])
+    env.close()
+    slow.close()
+
+
 def test_an_environment_that_cannot_be_made_fails_at_build_and_leaves_no_process() -> None:
     with pytest.raises(WorkerFailed, match=r"(?s)no Gymnasium environment"):
         GymnasiumConfig(id="NoSuch-v0", workers=2).build([0, 1], 0)

@@ -99,6 +99,32 @@ class Trouble(gymnasium.Env[Any, Any]):
         return np.zeros(1, np.float32), 0.0, False, False, {}
 
 
+class Slow(Reusing):
+    """Never ends; every step takes `seconds`."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        time.sleep(self.seconds)
+        obs, reward, *_ = super().step(action)
+        return obs, reward, False, False, {}
+
+
+class Hidden(Counting):
+    """Shows nothing; the reward counts the steps."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.zeros(2), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        return np.zeros(2), float(self.steps), False, False, {}
+
+
+gymnasium.register("Slow-v0", entry_point=Slow)
+gymnasium.register("Hidden-v0", entry_point=Hidden)
 gymnasium.register("Mixed-v0", entry_point=Mixed, max_episode_steps=20)
 gymnasium.register("Counting-v0", entry_point=Counting)
 gymnasium.register("Forgetful-v0", entry_point=Forgetful)
