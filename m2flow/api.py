@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from m2flow import build
-from m2flow.config import Recipe, dump_yaml, find, load, with_seed
+from m2flow.config import Recipe, dump, dump_yaml, find, load, with_seed
 from m2flow.flow.cluster import Cluster
 from m2flow.observe.jsonl import rows
 from m2flow.observe.layout import RunFolder, read_evaluation, read_json, write_json
@@ -119,28 +119,51 @@ def train(
     return _finish(session)
 
 
-def resume(run: str | Path | Run, *, steps: int | None = None, quiet: bool = False) -> Run:
-    """Continue a run from its latest complete checkpoint, exactly. `steps` sets a new total."""
+def resume(
+    run: str | Path | Run,
+    *,
+    steps: int | None = None,
+    step: int | None = None,
+    plan: str | None = None,
+    quiet: bool = False,
+) -> Run:
+    """Continue a run exactly, from its latest complete checkpoint or from that of `step`.
+
+    `steps` sets a new total. `plan` says where it runs from now on; it must split the lanes as before. What was
+    recorded after the checkpoint is dropped. A resume that ends before its first step leaves the stored recipe as it
+    was.
+    """
     folder = _folder_of(run)
     _refuse_if_alive(folder)
-    loaded = _stored(folder)
+    before = read_json(folder.config)
+    loaded = _stored(folder, *_plan_override(plan))
     if steps is not None:
         loaded = replace(loaded, steps=steps)
-    done = loaded.checkpoint.build(folder.checkpoints).load()[0]
+    store = loaded.checkpoint.build(folder.checkpoints)
+    done = build.saved_step(store, step)
     if done >= loaded.steps:
         raise ValueError(f"resume: {folder.path} has done {done} of {loaded.steps} steps; give a larger steps to go on")
     ready = prepare(loaded)
-    if steps is not None:
-        from m2flow.config import dump
-
-        write_json(folder.config, dump(loaded))
+    session = Session(
+        loaded,
+        folder,
+        ready.cluster,
+        ready.flow,
+        ready.plan,
+        ready.spec,
+        quiet,
+        saved=store.load(done),
+        parts=ready.parts,
+    )
     from m2flow.observe.runinfo import write_env
 
     write_env(folder, {"run": loaded.seed})
-    session = Session(
-        loaded, folder, ready.cluster, ready.flow, ready.plan, ready.spec, quiet, resume_from=done, parts=ready.parts
-    )
-    return _finish(session)
+    write_json(folder.config, dump(loaded))
+    try:
+        return _finish(session)
+    finally:
+        if session.done <= done:
+            write_json(folder.config, before)
 
 
 def evaluate(
@@ -221,13 +244,13 @@ def _finish(session: Session) -> Run:
     return Run(session.folder.path)
 
 
-def _stored(folder: RunFolder) -> Recipe:
-    """The resolved recipe of a run."""
+def _stored(folder: RunFolder, *overrides: str) -> Recipe:
+    """The resolved recipe of a run, with changes."""
     data = read_json(folder.config)
     if not isinstance(data, Mapping):
         what = "null" if data is None else type(data).__name__
         raise ValueError(f"{folder.config}: holds {what} and no recipe, so there is nothing to go by")  # noqa: TRY004
-    return load(data)
+    return load(data, *overrides)
 
 
 def distinct(seeds: Sequence[int]) -> None:

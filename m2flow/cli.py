@@ -201,12 +201,16 @@ def resume(
     steps: Annotated[
         int | None, typer.Option(min=1, help="New total of training steps. Default: as the run began.")
     ] = None,
+    step: Annotated[
+        int | None, typer.Option(min=0, help="Checkpoint to continue from. Default: the latest one.")
+    ] = None,
+    plan: PlanOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Continue a run exactly where it was saved."""
     from m2flow import api
 
-    done = api.resume(run, steps=steps, quiet=quiet)
+    done = api.resume(run, steps=steps, step=step, plan=plan, quiet=quiet)
     typer.echo(api.show(done.path))
     if done.alarmed:
         raise typer.Exit(1)

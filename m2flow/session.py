@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from m2flow import build
+from m2flow import build, memory
 from m2flow.config import EarlyStopConfig, Recipe, dump
 from m2flow.flow.cluster import Cluster
 from m2flow.flow.graph import Flow
@@ -27,8 +27,9 @@ from m2flow.observe.progress import Progress
 from m2flow.observe.rundata import show_interval, show_number
 from m2flow.observe.timeline import export_chrome
 from m2flow.observe.trace import Tracer
+from m2flow.protocols import Policy
 from m2flow.runtime.driver import Driver, DriverConfig, Hooks, Outcome, Said, Spans, Stop
-from m2flow.types import Evaluation, Spec
+from m2flow.types import Evaluation, Spec, Tree
 
 STATUS_EVERY = 1.0  # seconds between two updates of the status file while steps finish
 
@@ -68,20 +69,16 @@ class Levelled(Protocol):
     level: str  # token | action | chunk
 
 
-@runtime_checkable
-class Chunked(Protocol):
-    """A policy's config that says how many actions a decision has; one without decides on one at a time."""
+def entries_per_unit(objective: Any, policy: Policy) -> int:
+    """Numbers that the policy draws for what the objective takes a mean over: one entry, one action or one decision.
 
-    chunk: int
-
-
-def entries_per_unit(recipe: Recipe, spec: Spec) -> int:
-    """Action numbers in what the objective takes a mean over: one entry, one action or one decision."""
-    level = recipe.objective.level if isinstance(recipe.objective, Levelled) else "chunk"
+    Every denoising step draws anew. The start of the chain does not count: its spread is 1 whatever the weights are.
+    """
+    level = objective.level if isinstance(objective, Levelled) else "chunk"
     if level == "token":
         return 1
-    decision = recipe.policy.chunk if isinstance(recipe.policy, Chunked) else 1
-    return spec.action.size * (1 if level == "action" else decision)
+    steps = policy.noise[1][policy.axes.index("denoise")] - 1 if "denoise" in policy.axes else 1
+    return policy.spec.action.size * steps * (1 if level == "action" else policy.chunk)
 
 
 @contextmanager
@@ -116,7 +113,7 @@ class Session:
     plan: Plan
     spec: Spec
     quiet: bool = False
-    resume_from: int | None = None  # steps done in the checkpoint to continue from
+    saved: tuple[int, Tree, Mapping[str, Any]] | None = None  # the checkpoint to continue from, as a store loads it
     parts: Mapping[str, Any] = field(default_factory=dict)  # parts that the flow brought along
     done: int = 0
     evaluated: tuple[int, dict[str, float]] = (-1, {})  # step and numbers of the last evaluation
@@ -126,23 +123,25 @@ class Session:
     def execute(self) -> Outcome:
         """Run, record, report. Raises what made the run fail, after the status file says so."""
         recipe = self.recipe
-        resumed = None if self.resume_from is None else self.resume_from - 1
-        self.done = self.resume_from or 0
+        self.done, states, meta = self.saved or (0, {}, None)
+        resumed, states = None if self.saved is None else self.done - 1, dict(states)
+        self.saved = None  # the driver hands the states on, and nobody keeps them
         recorder = recipe.observe.build(self.folder.path, dump(recipe), resumed)
         self.recorder, self.store = recorder, recipe.checkpoint.build(self.folder.checkpoints)
         self.tracer = Tracer(self.folder.trace if recipe.observe.trace else None, resume_step=resumed)
-        floor = alarm_rules.automatic_floor(entries_per_unit(recipe, self.spec), self.spec.action.categories)
+        entries = entries_per_unit(recipe.objective, memory.skeleton(recipe, self.spec).policy)
+        floor = alarm_rules.automatic_floor(entries, self.spec.action.categories)
         self.alarms = recipe.alarms.build(self.folder.alarms, lag=self.plan.lag, floor=floor, resume_step=resumed)
         self.stopper = EarlyStop(recipe.early_stop) if recipe.early_stop is not None else None
-        if self.resume_from is not None:
-            self._recall()
+        if meta is not None:
+            self._recall(meta)
         self.progress = Progress(recipe.steps, start=self.done, title=recipe.name)
         self.began = self.stepped = time.monotonic()
         self._status("running")
         shown = not self.quiet and recipe.observe.progress
         try:
             with terminable(), self.progress if shown else nullcontext():
-                outcome = self._driver().run(resume=self.resume_from is not None)
+                outcome = self._driver().run(self.done, states)
         except KeyboardInterrupt as interrupt:
             said = f"{str(interrupt) or 'interrupted'}; {self._way_on()}"
             self._status("stopped", reason=said)
@@ -241,9 +240,11 @@ class Session:
             "early_stop": None if self.stopper is None else {"best": self.stopper.best, "waited": self.stopper.waited},
         }
 
-    def _recall(self) -> None:
-        """Counters of the resumed run."""
-        _, _, meta = self.store.load(self.resume_from)
+    def _recall(self, meta: Mapping[str, Any]) -> None:
+        """Counters of the resumed run. What was found after the step that it goes on from is no longer its own."""
+        for step, path in self.folder.evaluation_files():
+            if step > self.done:
+                path.unlink()
         self.alarms.restore(meta["alarms"])
         self.env_steps, self.earlier = meta["env_steps"], meta["seconds"]
         if self.stopper is not None and meta["early_stop"] is not None:
@@ -269,13 +270,15 @@ class Session:
 
     def _way_on(self) -> str:
         """How an interrupted run is continued, if it can be."""
-        saved = max(self.store.steps(), default=None)
-        if saved is None:
+        own = [step for step in self.store.steps() if step <= self.done]  # a later one is of another past
+        if not own:
             return (
                 f"{self.folder.path} has no checkpoint yet, so it cannot be resumed: train again in another folder "
                 "(checkpoint.every says how often a run is saved)"
             )
-        return f"`m2flow resume {self.folder.path}` continues it after step {saved}"
+        latest = build.saved_step(self.store)
+        saved, named = (latest, "") if latest in own else (own[-1], f" --step {own[-1]}")
+        return f"`m2flow resume {self.folder.path}{named}` continues it after step {saved}"
 
     def _close(self) -> None:
         """Close every file and tracker. One that fails is named; it neither hides how the run ended nor keeps the

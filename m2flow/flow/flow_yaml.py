@@ -17,7 +17,7 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from m2flow.flow.graph import Call, Edge, Flow, FlowError, Node, Stream, Weights
-from m2flow.flow.text import dump_yaml, integer, items, load_yaml, mapping, names, read, text
+from m2flow.flow.text import boolean, dump_yaml, integer, items, load_yaml, mapping, names, read, text
 
 EDGES: dict[str, type[Edge]] = {"stream": Stream, "call": Call, "weights": Weights}
 _NODE = {
@@ -27,6 +27,7 @@ _NODE = {
     "scope": text,
     "batch": integer,
     "unknown_denominators": integer,
+    "resident": boolean,
     "labels": names,
     "note": text,
 }

@@ -42,7 +42,8 @@ class Node:
     `trigger` says which driver tick wakes a stage that has no incoming stream. `batch` is the weight of items that one
     optimiser batch of this node needs (lanes, groups, ...); `scope` and `unknown_denominators` say whether less can be
     worked on: "batch" needs whole-batch statistics first, and only one denominator may be unknown in advance.
-    `atom` is what the node needs whole. `labels` name the hardware it cannot do without.
+    `atom` is what the node needs whole. `labels` name the hardware it cannot do without. `resident`: it can leave its
+    devices and come back (see `protocols.Resident`), so that a plan may off-load it.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Node:
     scope: Literal["group", "batch"] = "batch"
     batch: int | None = None
     unknown_denominators: int = 1
+    resident: bool = False
     labels: tuple[str, ...] = ()
     note: str = ""
 

@@ -44,6 +44,9 @@ def _place_problems(flow: Flow, plan: Plan, cluster: Cluster) -> list[str]:
         twice = sorted({d for d in place.devices if place.devices.count(d) > 1})
         if twice:
             out.append(f"{name}: names {compress(twice)} more than once")
+        if place.offload and name in flow.names and not flow.node(name).resident:
+            able = ", ".join(node.name for node in flow.nodes if node.resident) or "none"
+            out.append(f"{name}: cannot leave its devices, so remove offload; nodes of this flow that can: {able}")
         if name in flow.names and not missing:
             out += [f"{name}: {what}" for what in _label_problems(flow.node(name).labels, place, cluster)]
     return out
@@ -167,16 +170,18 @@ def _too_small(flow: Flow, stream: Stream, chunk: int) -> list[str]:
 def memory_problems(flow: Flow, plan: Plan, cluster: Cluster, memory: Mapping[str, int]) -> list[str]:
     """Where more is resident at one moment than there is.
 
-    A rank's bytes spread evenly over its devices. CPU cores of one host draw on one pool. What is not off-loaded stays
-    resident in everybody's turn; an off-loaded node counts in its own turns only.
+    A rank's bytes spread evenly over its devices. CPU cores of one host draw on one pool, and what is off-loaded stays
+    in it. On other devices an off-loaded node counts in its own turns only, all else in everybody's.
     """
     out = [f"memory: no node {name!r}{nearest(name, flow.names)}" for name in memory if name not in flow.names]
     devices = {name: place.on(cluster) for name, place in plan.places.items() if name in flow.names}
     room: dict[str, int | None] = {}
     load: dict[str, dict[str, float]] = {}
+    hosts = set()
     for device in cluster.devices:
         pool = f"the memory of host {device.host}" if device.kind == "cpu" else device.id
         before = room.get(pool, 0)
+        hosts |= {pool} if device.kind == "cpu" else set()
         room[pool] = None if device.memory is None or before is None else before + device.memory
         for name, own in devices.items():
             if name in memory and device.id in own:
@@ -185,11 +190,12 @@ def memory_problems(flow: Flow, plan: Plan, cluster: Cluster, memory: Mapping[st
                 held[name] = held.get(name, 0.0) + share
     for pool, held in load.items():
         available = room[pool]
-        together = _worst(flow, plan, devices, held)
+        together = list(held) if pool in hosts else _worst(flow, plan, devices, held)
         total = sum(held[name] for name in together)
         if available is not None and total > available:
             parts = " + ".join(f"{name} {_gib(held[name])}" for name in together)
-            out.append(f"{pool}: needs {_gib(total)} at once ({parts}), has {_gib(available)}; off-load or move one")
+            fix = "move one to another host, or make it smaller" if pool in hosts else "off-load or move one"
+            out.append(f"{pool}: needs {_gib(total)} at once ({parts}), has {_gib(available)}; {fix}")
     return out
 
 

@@ -133,14 +133,12 @@ class Driver:
 
     # ---- the run
 
-    def run(self, *, resume: bool = False) -> Outcome:
-        """Train until the last step or until a hook asks to stop."""
-        start = 0
-        states: Tree = {}
-        if resume:
-            if self.store is None:
-                raise ValueError("resume: there is no checkpoint store")
-            start, states, _ = self.store.load()
+    def run(self, start: int = 0, states: dict[str, Tree] | None = None) -> Outcome:
+        """Train until the last step or until a hook asks to stop.
+
+        To continue: `states` of the nodes, as they were saved after `start` steps. They are taken out as they are
+        handed on, so that nobody keeps them for the whole run.
+        """
         self.progress = _Progress(start, start)
         try:
             self._start(start, states)
@@ -148,7 +146,7 @@ class Driver:
         finally:
             self._stop()
 
-    def _start(self, start: int, states: Tree) -> None:
+    def _start(self, start: int, states: dict[str, Tree] | None) -> None:
         self.links = dict(self.runtime.start())
         for name, link in self.links.items():
             threading.Thread(target=self._read, args=(name, link), name=f"driver<-{name}", daemon=True).start()
@@ -159,7 +157,7 @@ class Driver:
         for link in self.links.values():
             link.send(("go", start), timeout=self.config.stall_limit)
 
-    def _restore(self, states: Mapping[str, Tree]) -> None:
+    def _restore(self, states: dict[str, Tree]) -> None:
         """Hand every node its state; the checkpoint must hold one for each that the plan has, and no more."""
         here = {f"{node}/{spec.rank}" for spec in self.program.wiring.workers for node in spec.nodes}
         lost = sorted(key for key in states if key.replace(".replay", "") not in here)
@@ -172,7 +170,7 @@ class Driver:
             )
         for spec in self.program.wiring.workers:
             own = {f"{node}{part}": f"{node}{part}/{spec.rank}" for node in spec.nodes for part in ("", ".replay")}
-            self._ask(spec.id, "restore", {name: states[key] for name, key in own.items() if key in states})
+            self._ask(spec.id, "restore", {name: states.pop(key) for name, key in own.items() if key in states})
 
     def _train(self, start: int) -> Outcome:
         progress, config = self.progress, self.config

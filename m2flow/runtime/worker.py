@@ -29,7 +29,7 @@ from m2flow.comm.weights import verify
 from m2flow.flow.graph import Call, Flow, Stream
 from m2flow.flow.graph import Weights as WeightsEdge
 from m2flow.flow.plan import Plan
-from m2flow.protocols import Transport
+from m2flow.protocols import Resident, Transport
 from m2flow.runtime.loop import Entry, Host
 from m2flow.runtime.wiring import DRIVER, Wiring, WorkerSpec, producers, targets
 from m2flow.types import Report, Trajectory, Weights
@@ -138,7 +138,9 @@ class Worker:
             services = {e.dst: self._handle(e) for e in flow.edges if isinstance(e, Call) and e.src == name}
             cuts = [self.program.plan.sub_batches.get(f"{name}->{service}", 1) for service in services]
             context = Context(name, self.spec.rank, self.spec.size, self.spec.devices, services, max(cuts, default=1))
-            self.nodes[name] = self.program.parts[name](context)
+            node = self.nodes[name] = self.program.parts[name](context)
+            if self.program.plan.places[name].offload and not isinstance(node, Resident):
+                raise TypeError(f"{name}: its node is resident, but {type(node).__name__} lacks onload or offload")
             if kinds[name] == "stage":
                 self.hosts[name] = self._host(name, context)
 
@@ -245,7 +247,7 @@ class Worker:
         back."""
         called = [edge.dst for edge in self.program.flow.calls_of(name) if edge.dst in self.nodes]
         for node in (name, *called):
-            if self.program.plan.places[node].offload and hasattr(self.nodes[node], how):
+            if self.program.plan.places[node].offload:
                 getattr(self.nodes[node], how)()
 
     # ---- messages
@@ -293,7 +295,7 @@ class Worker:
         host.inbox.put(Entry((producer[0], producer[1]), step, item, end), key=str(step), weight=weight)
 
     def _on_weights(self, service: str, weights: Weights) -> None:
-        if weights.checksums:  # the first publication of a run has them, later ones where the trainer is asked
+        if weights.checksums:  # the first publication has them: see docs/decisions.md
             verify(weights)
         self.nodes[service].load(weights)
         self._tell("loaded", service, self.spec.rank, weights.version)

@@ -39,7 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     "prepare": BASE | {"registry", "spec", "build", "memory", "config", "flow", "runtime"},
     "build": BASE | {"spec", "config", "flow", "runtime", "roles", "comm", "backends", "observe"},
     "session": BASE
-    | {"registry", "spec", "build", "config", "flow", "runtime", "roles", "comm", "backends", "observe"},
+    | {"registry", "spec", "build", "memory", "config", "flow", "runtime", "roles", "comm", "backends", "observe"},
     "api": BASE
     | {"registry", "_version", "spec", "session", "prepare", "build", "config", "flow", "roles", "backends", "observe"},
     "cli": {"_version", "api", "config", "doctor", "observe", "registry", "scaffold"},

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -264,3 +265,51 @@ def test_the_limit_for_stopping_is_one_for_all_workers(tmp_path: Path) -> None:
     assert runtime.stop(0.2) == ["a", "b", "c"]
     assert [child.waits[0] for child in children.values()][1:] == [0.0, 0.0], "the first has used it up"
     assert all(child.poll() == -9 for child in children.values())
+
+
+class Mover(toy_flow.Sink):
+    """Notes where it is."""
+
+    def __init__(self, log: list[str]) -> None:
+        super().__init__()
+        self.log = log
+
+    def work(self, items: Any) -> Any:
+        """As ever."""
+        self.log.append("work")
+        return super().work(items)
+
+    def close_step(self, step: int) -> Any:
+        """As ever."""
+        self.log.append("close")
+        return super().close_step(step)
+
+    def onload(self) -> None:
+        """Comes."""
+        self.log.append("on")
+
+    def offload(self) -> None:
+        """Goes."""
+        self.log.append("off")
+
+
+def moving(tmp_path: Path, sink: Any) -> Driver:
+    """The toy flow, whose sink leaves the cores between its turns."""
+    flow = replace(
+        toy_flow.FLOW, nodes=tuple(replace(node, resident=node.name == "sink") for node in toy_flow.FLOW.nodes)
+    )
+    plan = toy_flow.plan("shared")
+    plan = replace(plan, places=plan.places | {"sink": replace(plan.places["sink"], offload=True)})
+    parts = toy_flow.parts() | {"sink": lambda _context: sink}
+    return Driver(flow, plan, parts, cluster=detect(), config=DriverConfig(steps=2), logs=tmp_path)
+
+
+def test_what_is_off_loaded_is_there_in_its_turns_only(tmp_path: Path) -> None:
+    log: list[str] = []
+    moving(tmp_path, Mover(log)).run()
+    assert log == ["on", "work", "off", "on", "close", "off"] * 2
+
+
+def test_a_node_that_says_it_can_leave_and_cannot_fails_the_run(tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match="sink: its node is resident, but Sink lacks onload or offload"):
+        moving(tmp_path, toy_flow.Sink()).run()

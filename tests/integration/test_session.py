@@ -17,6 +17,8 @@ import pytest
 
 import m2flow
 from m2flow.api import Run
+from m2flow.backends import checkpoint
+from m2flow.build import saved_step
 from m2flow.config import load
 from m2flow.observe import alarms
 from m2flow.observe.jsonl import rows
@@ -27,6 +29,7 @@ from m2flow.runtime.failures import RunFailed
 from m2flow.session import entries_per_unit, terminable
 from m2flow.types import Field, Spec
 from tests.integration import small
+from tests.integration.test_laws import assert_same
 
 REACH = {
     "env": {"name": "point_reach"},
@@ -47,6 +50,9 @@ SAC: dict[str, Any] = {
     "learner": {},
     "replay": {"batch": 16, "capacity": 40, "start": 16},
 }
+
+
+FLOW = {"name": "flow", "chunk": 2, "steps": 8}
 
 
 def status(run: Run | Path) -> dict[str, Any]:
@@ -206,7 +212,7 @@ def test_interrupt_ends_with_130_and_a_run_that_can_be_resumed(tmp_path: Path, n
     _, said = child.communicate(timeout=60)
     assert child.returncode == 130, said
     assert status(tmp_path / "run")["state"] == "stopped"
-    done = max(Run(tmp_path / "run").recipe.checkpoint.build(checkpoints).steps())
+    done = saved_step(Run(tmp_path / "run").recipe.checkpoint.build(checkpoints))
     assert f"m2flow resume {tmp_path / 'run'}` continues it after step {done}" in status(tmp_path / "run")["reason"]
     resumed = m2flow.resume(tmp_path / "run", steps=done + 1, quiet=True)
     assert status(resumed)["state"] == "finished"
@@ -269,13 +275,25 @@ def test_a_resumed_run_counts_the_time_it_worked(tmp_path: Path) -> None:
         (Field((3,)), {"policy": {"name": "mlp", "chunk": 2}, "objective": {"name": "ppo", "level": "action"}}, 3),
         (Field((3,)), {"policy": {"name": "mlp", "chunk": 2}, "objective": {"name": "ppo", "level": "token"}}, 1),
         (Field((), "int64", categories=4), {}, 1),
-        (Field((3,)), SAC, 3),
+        (Field((3,), low=-1.0, high=1.0), SAC, 3),
+        (Field((3,)), {"policy": FLOW}, 48),
+        (Field((3,)), {"policy": FLOW, "objective": {"name": "ppo", "level": "action"}}, 24),
+        (Field((3,)), {"policy": FLOW, "objective": {"name": "ppo", "level": "token"}}, 1),
     ],
 )
 def test_the_entropy_floor_counts_what_the_objective_counts(
     action: Field, settings: dict[str, Any], entries: int
 ) -> None:
-    assert entries_per_unit(load(small.recipe(**settings)), Spec({}, action)) == entries
+    recipe = load(small.recipe(**settings))
+    policy = recipe.policy.build(Spec({"x": Field((2,))}, action), 0)
+    assert entries_per_unit(recipe.objective, policy) == entries
+
+
+@pytest.mark.parametrize(("std", "told"), [(0.1, False), (0.0005, True)])
+def test_every_denoising_step_may_explore_as_little_as_its_deviation(tmp_path: Path, std: float, told: bool) -> None:
+    policy = {"name": "flow", "hidden": [8], "steps": 8, "std": std, "learn_std": False}
+    run = small.train(tmp_path, "run", policy=policy, steps=1)
+    assert ("entropy" in [row["kind"] for row in rows(run.folder.alarms)]) == told
 
 
 @pytest.mark.parametrize(("log_std", "told"), [(-0.5, False), (-7.5, True)])
@@ -333,3 +351,50 @@ def test_more_sub_batches_than_lanes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="5 sub-batch"):
         small.train(tmp_path, "run", plan=plan)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_damaged_checkpoint_is_named_and_an_earlier_one_continues_the_run(tmp_path: Path) -> None:
+    every = {"checkpoint": {"every": 2, "keep": None}, "evaluation": {"seeds": 2, "every": 3}}
+    whole = small.train(tmp_path, "whole", **every, steps=6)
+    run = small.train(tmp_path, "run", **every, steps=4)
+    file = run.folder.checkpoints / "step_000004" / "arrays.safetensors"
+    file.write_bytes(bytes(file.stat().st_size))
+    before = run.metrics()
+    with pytest.raises(ValueError, match="is damaged .*load another step"):
+        m2flow.resume(run, steps=6, quiet=True)
+    assert run.metrics() == before, "nothing was touched"
+    assert run.recipe.steps == 4
+    resumed = m2flow.resume(run, steps=6, step=2, quiet=True)
+    assert small.numbers(resumed) == small.numbers(whole)
+    assert [found.step for found in resumed.evaluations()] == [0, 3, 6], "that of step 4 was the end of another past"
+    with pytest.raises(FileNotFoundError, match="no complete checkpoint of step 5"):
+        m2flow.resume(run, steps=8, step=5, quiet=True)
+
+
+def test_an_interrupt_after_an_earlier_step_was_resumed_says_which_to_resume(tmp_path: Path) -> None:
+    run = small.train(tmp_path, "run", steps=4, checkpoint={"every": 2})
+    recipe = read_json(run.folder.config)
+    recipe["env"] |= {"name": "tests.integration.parts:InterruptingConfig"}
+    write_json(run.folder.config, recipe)
+    with pytest.raises(KeyboardInterrupt, match=r"run --step 2` continues it after step 2"):
+        m2flow.resume(run, steps=6, step=2, quiet=True)
+    assert run.recipe.steps == 4, "no step was taken, so nothing has changed"
+
+
+def test_a_checkpoint_is_read_once_for_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = small.train(tmp_path, "run", steps=2)
+    read, seen = checkpoint.read, []
+    monkeypatch.setattr(checkpoint, "read", lambda place: seen.append(place.name) or read(place))
+    m2flow.resume(run, steps=3, quiet=True)
+    assert seen == ["step_000002"]
+
+
+def test_a_run_goes_on_under_another_plan(tmp_path: Path) -> None:
+    whole = small.train(tmp_path, "whole", steps=4)
+    run = small.train(tmp_path, "run", steps=2)
+    with pytest.raises(ValueError, match="resume with as many replicas of each node as the run had"):
+        m2flow.resume(run, steps=4, plan="plans/two_rollouts.yaml", quiet=True)
+    assert run.recipe.plan == "collocated", "a plan that does not fit is not kept"
+    resumed = m2flow.resume(run, steps=4, plan="disaggregated", quiet=True)
+    assert resumed.recipe.plan == "disaggregated"
+    assert_same(resumed, whole, 1e-9)

@@ -49,7 +49,7 @@ def test_the_commands_and_options_are_the_agreed_ones(capsys: pytest.CaptureFixt
         "check": {"--plan", "--cluster"},
         "config": set(),
         "show": set(),
-        "resume": {"--steps", "--quiet"},
+        "resume": {"--steps", "--step", "--plan", "--quiet"},
         "ls": set(),
         "doctor": {"--runs"},
         "init": {"--from", "--force"},

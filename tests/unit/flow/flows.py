@@ -51,6 +51,7 @@ def flows(draw: st.DrawFn) -> Flow:
             batch=draw(st.none() | st.integers(1, 99)),
             scope=draw(st.sampled_from(["group", "batch"])),
             unknown_denominators=draw(st.integers(0, 3)),
+            resident=draw(st.booleans()),
             note=draw(st.sampled_from(["", "a note: with a colon", "# hash"])),
         )
         for name in stages

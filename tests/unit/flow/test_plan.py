@@ -208,14 +208,32 @@ def test_memory_of_all_residents_adds_up_even_in_shifts():
     ]
 
 
+MOVING = replace(PPO, nodes=tuple(replace(node, resident=True) for node in PPO.nodes))
+
+
+def test_only_what_can_leave_its_devices_is_off_loaded():
+    away = place(SHARED, policy=Place(("cpu:0-1",), offload=True))
+    assert problems(away) == ["policy: cannot leave its devices, so remove offload; nodes of this flow that can: none"]
+    check(MOVING, away, TWO)
+
+
+def test_off_loading_frees_no_memory_of_a_host():
+    plan = place(SHARED, learner=Place(("cpu:0-1",), offload=True))
+    need = {"rollout": GIB, "learner": GIB}
+    check(MOVING, plan, cores(2, memory=GIB), need)
+    found = problems(plan, MOVING, cores(2, memory=GIB - 1), need)
+    assert "needs 2.00 GiB at once (rollout 1.00 GiB + learner 1.00 GiB)" in found[0]
+    assert found[0].endswith("; move one to another host, or make it smaller")
+
+
 def test_what_is_off_loaded_counts_only_in_its_own_turn():
     plan = Plan(dict.fromkeys(PPO.names, Place(("gpu:0-1",), offload=True)), shifts=SHARED.shifts)
     need = {"policy": 4 * GIB, "learner": 10 * GIB, "rollout": 2 * GIB}
-    check(PPO, plan, gpus(5 * GIB), need)  # the learner's turn: 5; rollout's turn with its policy: 1 + 2
-    assert "needs 5.00 GiB at once (learner 5.00 GiB)" in problems(plan, cluster=gpus(5 * GIB - 1), memory=need)[0]
+    check(MOVING, plan, gpus(5 * GIB), need)  # the learner's turn: 5; rollout's turn with its policy: 1 + 2
+    assert "needs 5.00 GiB at once (learner 5.00 GiB)" in problems(plan, MOVING, gpus(5 * GIB - 1), need)[0]
     stays = place(plan, policy=Place(("gpu:0-1",)))
-    check(PPO, stays, gpus(7 * GIB), need)
-    assert len(problems(stays, cluster=gpus(7 * GIB - 1), memory=need)) == 2
+    check(MOVING, stays, gpus(7 * GIB), need)
+    assert len(problems(stays, MOVING, gpus(7 * GIB - 1), need)) == 2
 
 
 def test_cores_of_a_host_draw_on_one_memory_and_replicas_count():
