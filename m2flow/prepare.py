@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
-from m2flow import build, memory, registry
+from m2flow import build, memory, registry, sections
 from m2flow.config import Recipe
 from m2flow.config.rules import divisors_near
 from m2flow.flow.cluster import Cluster
@@ -20,6 +20,7 @@ from m2flow.flow.plan import check as check_plan
 from m2flow.flow.sharing import conflicts
 from m2flow.runtime.cluster import detect
 from m2flow.runtime.wiring import check_runnable
+from m2flow.sections import CutsEpisodes, resets_late
 from m2flow.types import Spec
 
 T = TypeVar("T")
@@ -98,6 +99,9 @@ def prepare(recipe: Recipe, cluster: Cluster | None = None) -> Prepared:
         ValueError: it would not run; tells every fault at once.
     """
     faults = _Faults()
+    for section in sections.REQUIRED:
+        faults.attempt("", _offers, recipe, section)
+    faults.end()
     machine = cluster or detect()
     made = faults.attempt("", _flow, recipe)
     planned = None if made is None else faults.attempt("", _plan, recipe, made[0], machine)
@@ -126,6 +130,10 @@ def prepare(recipe: Recipe, cluster: Cluster | None = None) -> Prepared:
     assert planned is not None
     assert spec is not None
     return Prepared(recipe, machine, made[0], planned[0], spec, made[1], needs, planned[1])
+
+
+def _offers(recipe: Recipe, section: str) -> None:
+    sections.check(section, getattr(recipe, section))
 
 
 # ---- flow and plan
@@ -211,7 +219,7 @@ def _evaluation(recipe: Recipe) -> None:
 def _cuts(recipe: Recipe) -> None:
     """Checkpoints must not cut every episode of an env that is saved by starting fresh ones: none would ever end."""
     limit, every = recipe.env.time_limit(), recipe.checkpoint.every
-    if not getattr(recipe.env, "cuts", False) or limit is None or every <= 0:
+    if not (isinstance(recipe.env, CutsEpisodes) and recipe.env.cuts) or limit is None or every <= 0:
         return
     between = every * recipe.rollout.length
     if between < limit:
@@ -244,8 +252,7 @@ def _whole_episodes(recipe: Recipe, policy: Any) -> None:
     limit, length = recipe.env.time_limit(), recipe.rollout.length
     if recipe.rollout.group == 1 or limit is None:
         return
-    # A pool, whose checkpoints cut episodes, resets itself as with autoreset next.
-    if getattr(recipe.env, "autoreset", "next" if getattr(recipe.env, "cuts", False) else "same") == "next":
+    if resets_late(recipe.env):
         who = type(recipe.env).__name__.removesuffix("Config")
         raise ValueError(
             f"rollout.group: {who} takes a step to reset a lane, so a step of training would cut episodes, and a group "
@@ -274,7 +281,7 @@ def _device(recipe: Recipe) -> None:
     """torch finds the trainer's device here."""
     import torch
 
-    device = str(getattr(recipe.trainer, "device", "cpu"))
+    device = str(recipe.trainer.device)
     kind, _, number = device.partition(":")
     count = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}.get(kind)
     if count is not None and int(number or 0) >= count:

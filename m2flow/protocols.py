@@ -1,6 +1,7 @@
 """The seams of m2flow: each a Protocol of at most six methods, each with a contract suite in tests/contracts.
 
-Whoever implements one needs nothing else from the package than `m2flow.types`.
+Whoever implements one needs nothing else from the package than `m2flow.types`. What is optional is a small Protocol of
+its own, asked for with `isinstance`. What the sections of a recipe must offer stands in m2flow/sections.py.
 """
 
 from __future__ import annotations
@@ -132,6 +133,20 @@ class Objective(Protocol):
         """Called after each optimiser batch with its metrics; True stops the remaining epochs (target-KL)."""
 
 
+@runtime_checkable
+class NeedsGroups(Protocol):
+    """An objective that says whether it compares attempts at one task: then `rollout.group` is 2 or more."""
+
+    needs_groups: bool
+
+
+@runtime_checkable
+class Levelled(Protocol):
+    """An objective that counts by a unit of its choice; one without a `level` counts by whole decisions."""
+
+    level: str  # token | action | chunk
+
+
 class Trainer(Resident, Stateful, Protocol):
     """Owns weights and optimisers. It knows no algorithm beyond calling `Objective.losses`."""
 
@@ -197,6 +212,38 @@ class Stage(Protocol):
         """Yield items for the next stage; `Weights` go along weights edges, `Report` to the driver."""
 
 
+@runtime_checkable
+class Opens(Protocol):
+    """A stage with something to say before the first step: the weights that the first rollouts act with."""
+
+    def start(self) -> Iterator[Any]:
+        """Yields like `Stage.work`."""
+
+
+@runtime_checkable
+class ClosesSteps(Protocol):
+    """A stage that works when it has got everything of a training step."""
+
+    def close_step(self, step: int) -> Iterator[Any] | AsyncIterator[Any]:
+        """Yields like `Stage.work`."""
+
+
+@runtime_checkable
+class SeesInserted(Protocol):
+    """A stage behind a replay channel that wants to know what went into it, drawn or not."""
+
+    def inserted(self, items: Sequence[Trajectory]) -> None:
+        """The trajectories of a step, in lane order."""
+
+
+@runtime_checkable
+class Closes(Protocol):
+    """A stage or service that holds what must be freed at the end."""
+
+    def close(self) -> None:
+        """Free it."""
+
+
 class Service(Protocol):
     """A class with batched calls, reached by other stages as an awaitable handle."""
 
@@ -248,6 +295,16 @@ class Runtime(Protocol):
 
     def stop(self, limit: float) -> Sequence[str]:
         """Wait for every worker up to `limit` seconds, then kill. Ids of those that had to be killed."""
+
+
+class VideoSink(Protocol):
+    """Where videos go. `write` returns only when the file is complete."""
+
+    def write(self, name: str, frames: Sequence[Array]) -> str:
+        """Store uint8 frames [H, W, 3] under `name`; the file name."""
+
+    def none(self, reason: str) -> None:
+        """There will be no videos; the reason is one line."""
 
 
 class Recorder(Protocol):

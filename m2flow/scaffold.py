@@ -22,6 +22,7 @@ from m2flow.config import Recipe, dump, load
 from m2flow.config.layers import inline_yaml
 from m2flow.config.typed import describe, hints, plain
 from m2flow.prepare import prepare
+from m2flow.protocols import NeedsGroups
 
 _DEFAULT = "point_reach/mlp/ppo"
 _HEAD = """\
@@ -146,7 +147,7 @@ def _start(start: str) -> dict[str, Any]:
         recipe |= {"flow": "offpolicy", "replay": {}}
         if "dist" in _names("policy", parts):
             parts["policy"]["dist"] = "squashed"  # the one that can be drawn from with a gradient
-    if getattr(objective, "needs_groups", False):
+    if isinstance(objective, NeedsGroups) and objective.needs_groups:
         if "autoreset" in _names("env", parts):
             parts["env"]["autoreset"] = "same"
         recipe["rollout"] = {

@@ -9,6 +9,8 @@ from typing import Any
 from m2flow import registry
 from m2flow.config.errors import ConfigError, Path, Problem
 from m2flow.config.recipe import PLANS, Recipe
+from m2flow.protocols import NeedsGroups
+from m2flow.sections import GroupRates
 
 EVALUATION_METRICS = ("eval/success", "eval/success_once", "eval/success_at_end", "eval/return", "eval/length")
 
@@ -202,16 +204,16 @@ def _recorders(r: Any) -> Iterator[Problem]:
 
 def _groups(r: Any) -> Iterator[Problem]:
     """A group baseline of one attempt is that attempt: every advantage would be 0, and training a silent no-op."""
-    if getattr(r.objective, "needs_groups", False) and r.rollout.group < 2:
+    if isinstance(r.objective, NeedsGroups) and r.objective.needs_groups and r.rollout.group < 2:
         name = type(r.objective).__name__
         yield Problem(("rollout", "group"), f"{name} compares attempts at one task, and groups have one; use 2 or more")
 
 
 def _rates(r: Any) -> Iterator[Problem]:
     """A learning rate belongs to a group that the objective moves."""
-    rates = getattr(r.trainer, "group_learning_rates", None)
+    rates = r.trainer.group_learning_rates if isinstance(r.trainer, GroupRates) else {}
     groups = tuple(dict.fromkeys(phase.group for phase in r.objective.phases)) if rates else ()
-    for name in rates or ():
+    for name in rates:
         if name not in groups:
             who = type(r.objective).__name__
             message = f"{who} has no parameter group {name!r}{registry.suggest(name, groups)} ({', '.join(groups)})"

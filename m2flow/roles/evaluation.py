@@ -12,17 +12,19 @@ import inspect
 import logging
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
 from m2flow import seeds as noise_seeds
+from m2flow.protocols import VideoSink
 from m2flow.roles.results import EvalProtocol, summarise
 from m2flow.roles.untouched import Untouched
+from m2flow.sections import EnvConfig, HorizonLimited, StepLimited
 from m2flow.spec import Join
 from m2flow.types import Action, Array, EpisodeResult, Observation, Report, Step, Tick
 
-__all__ = ["EvalProtocol", "EvaluationConfig", "Evaluator", "VideoSink", "partition", "summarise"]
+__all__ = ["EvalProtocol", "EvaluationConfig", "Evaluator", "partition", "summarise"]
 _LOG = logging.getLogger("m2flow.evaluation")
 
 
@@ -69,14 +71,15 @@ class EvaluationConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
 
-    def protocol(self, env: Any) -> EvalProtocol:
+    def protocol(self, env: EnvConfig) -> EvalProtocol:
         """The protocol for an environment config. Raises ValueError where nothing would end an episode."""
         horizon = self.horizon if self.horizon is not None else env.time_limit()
         if horizon is None:
             raise ValueError(
                 "horizon: the environment has no time limit of its own, so evaluation.horizon must be given"
             )
-        options = dataclasses.asdict(at_horizon(env, horizon))
+        config: Any = at_horizon(env, horizon)
+        options = dataclasses.asdict(config)
         kind = type(env)
         name = options.get("task") or options.get("id") or kind.__name__.removesuffix("Config")
         return EvalProtocol(
@@ -89,7 +92,7 @@ class EvaluationConfig:
         )
 
 
-def at_horizon(env: Any, horizon: int) -> Any:
+def at_horizon(env: EnvConfig, horizon: int) -> EnvConfig:
     """The environment config with a time limit of at least `horizon`: training may use shorter episodes.
 
     Raises:
@@ -98,9 +101,11 @@ def at_horizon(env: Any, horizon: int) -> Any:
     limit = env.time_limit()
     if limit is None or limit >= horizon:
         return env
-    for name in ("max_episode_steps", "horizon"):
-        if hasattr(env, name):
-            return dataclasses.replace(env, **{name: horizon})
+    config: Any = env  # a dataclass; `replace` wants to know which
+    if isinstance(env, StepLimited):
+        return dataclasses.replace(config, max_episode_steps=horizon)  # type: ignore[no-any-return]
+    if isinstance(env, HorizonLimited):
+        return dataclasses.replace(config, horizon=horizon)  # type: ignore[no-any-return]
     raise ValueError(f"horizon: {horizon} steps, but the environment ends episodes after {limit}; use at most {limit}")
 
 
@@ -109,16 +114,6 @@ def partition(seeds: Sequence[int], workers: int, rank: int) -> list[int]:
     if not 0 <= rank < workers:
         raise ValueError(f"rank: must be between 0 and {workers - 1}, got {rank}")
     return list(seeds[rank::workers])
-
-
-class VideoSink(Protocol):
-    """Where videos go. `write` returns only when the file is complete."""
-
-    def write(self, name: str, frames: Sequence[Array]) -> str:
-        """Store uint8 frames [H, W, 3] under `name`; the file name."""
-
-    def none(self, reason: str) -> None:
-        """There will be no videos; the reason is one line."""
 
 
 class Evaluator:
@@ -131,7 +126,7 @@ class Evaluator:
     def __init__(
         self,
         protocol: EvalProtocol,
-        env_config: Any,
+        env_config: EnvConfig,
         policy: Any,
         join: Join,
         rank: int = 0,

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from m2flow.comm.channel import Channel
+from m2flow.protocols import ClosesSteps, Opens, SeesInserted
 from m2flow.types import Tick, Trajectory
 
 Output = Any
@@ -91,7 +92,7 @@ class Host:
                     await self._turn(self.stage.work, items, step, "work")
             if self.sampler is not None:
                 await self._sample(self.sampler, held, step)
-            if hasattr(self.stage, "close_step"):
+            if isinstance(self.stage, ClosesSteps):
                 await self._turn(self.stage.close_step, step, step, "close")
             await self.end(step, "step")
             step += 1
@@ -101,7 +102,7 @@ class Host:
         ordered = sorted(held, key=lambda part: int(part.lane[0]))
         for trajectory in ordered:
             sampler.put(trajectory)
-        if hasattr(self.stage, "inserted"):
+        if isinstance(self.stage, SeesInserted):
             self.stage.inserted(ordered)
         batches = sampler.ready()
         if batches:
@@ -129,4 +130,4 @@ class Host:
 
     def opening(self) -> Iterator[Any]:
         """What the stage has to say before the first step (initial weights)."""
-        return iter(self.stage.start()) if hasattr(self.stage, "start") else iter(())
+        return iter(self.stage.start()) if isinstance(self.stage, Opens) else iter(())

@@ -29,7 +29,7 @@ from m2flow.comm.weights import verify
 from m2flow.flow.graph import Call, Flow, Stream
 from m2flow.flow.graph import Weights as WeightsEdge
 from m2flow.flow.plan import Plan
-from m2flow.protocols import Resident, Transport
+from m2flow.protocols import Closes, Resident, Stateful, Transport
 from m2flow.runtime.loop import Entry, Host
 from m2flow.runtime.wiring import DRIVER, Wiring, WorkerSpec, producers, targets
 from m2flow.types import Report, Trajectory, Weights
@@ -125,7 +125,7 @@ class Worker:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
         for node in self.nodes.values():
-            if hasattr(node, "close"):
+            if isinstance(node, Closes):
                 node.close()
         for link in self.links.values():
             link.close()
@@ -327,10 +327,10 @@ class Worker:
     def _on_state(self, number: int) -> None:
         states = {}
         for name, node in self.nodes.items():
-            if hasattr(node, "state"):
+            if isinstance(node, Stateful):
                 states[name] = node.state()
             sampler = self.hosts[name].sampler if name in self.hosts else None
-            if sampler is not None and hasattr(sampler, "state"):
+            if isinstance(sampler, Stateful):
                 states[f"{name}.replay"] = sampler.state()
         self._tell("answer", number, states)
 
