@@ -329,7 +329,7 @@ class Worker:
         for name, node in self.nodes.items():
             if isinstance(node, Stateful):
                 states[name] = node.state()
-            sampler = self.hosts[name].sampler if name in self.hosts else None
+            sampler: Any = self.hosts[name].sampler if name in self.hosts else None
             if isinstance(sampler, Stateful):
                 states[f"{name}.replay"] = sampler.state()
         self._tell("answer", number, states)
