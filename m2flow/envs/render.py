@@ -9,6 +9,7 @@ import atexit
 import ctypes
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -82,6 +83,9 @@ def load_gl() -> bool:
     return True
 
 
+_INCLUDED = re.compile(r"""<include\s+file\s*=\s*["']([^"']+)["']""")
+
+
 @cache
 def without_shadows(assets: str) -> str:
     """A copy of an envpool asset folder in which MuJoCo draws no shadows and no multisampling; removed at exit.
@@ -91,15 +95,19 @@ def without_shadows(assets: str) -> str:
     """
     target = Path(tempfile.mkdtemp(prefix="m2flow-assets-"))
     atexit.register(shutil.rmtree, target, ignore_errors=True)
-    for source in (Path(assets) / "mujoco").rglob("*"):
+    sources = list((Path(assets) / "mujoco").rglob("*"))
+    models = {source: source.read_text(encoding="utf-8") for source in sources if source.suffix == ".xml"}
+    # An included file is pasted into the model that names it, and some of them into places without visual settings.
+    pasted = {Path(name).name for text in models.values() for name in _INCLUDED.findall(text)}
+    for source in sources:
         copy = target / source.relative_to(assets)
         if source.is_dir():
             copy.mkdir(parents=True, exist_ok=True)
             continue
         copy.parent.mkdir(parents=True, exist_ok=True)
-        text = source.read_text(encoding="utf-8") if source.suffix == ".xml" else ""
+        text = models.get(source, "")
         end = text.rfind("</mujoco>")
-        if end < 0:
+        if end < 0 or source.name in pasted:
             copy.symlink_to(source)
         else:
             quality = '<visual><quality shadowsize="0" offsamples="0"/></visual>'
