@@ -113,7 +113,8 @@ def measure(name: str, who: Sequence[str], seeds: Sequence[int]) -> None:
             result.pop("iteration_cpu_s", None)
             if "return" not in result:
                 result["return"] = last_return(result["curve"])
-            result["curve"] = thin(result["curve"]) if name == "ppo" else result["curve"]
+            if name == "ppo":
+                result["curve"] = thin(result["curve"])
             _keep(path, name, {"who": side, "seed": seed, "job": job, "commit": harness.commit(), **result})
             print(f"[bench] learning {name}: {side} seed {seed}: return {result['return']:.1f}", flush=True)
     found = harness.read(path)
