@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from m2flow import build, memory
 from m2flow.config import EarlyStopConfig, Recipe, dump
@@ -27,7 +27,7 @@ from m2flow.observe.progress import Progress
 from m2flow.observe.rundata import show_interval, show_number
 from m2flow.observe.timeline import export_chrome
 from m2flow.observe.trace import Tracer
-from m2flow.protocols import Policy
+from m2flow.protocols import Levelled, Policy
 from m2flow.runtime.driver import Driver, DriverConfig, Hooks, Outcome, Said, Spans, Stop
 from m2flow.types import Evaluation, Spec, Tree
 
@@ -60,13 +60,6 @@ class EarlyStop:
         if config.patience is not None and self.waited >= config.patience:
             return f"{config.metric} stayed at {self.best:.4g} for {self.waited} evaluations (early_stop.patience)"
         return None
-
-
-@runtime_checkable
-class Levelled(Protocol):
-    """An objective that counts by a unit of its choice; one without a `level` counts by whole decisions."""
-
-    level: str  # token | action | chunk
 
 
 def entries_per_unit(objective: Any, policy: Policy) -> int:
