@@ -266,7 +266,7 @@ def _silent(config: AlarmConfig) -> list[_Rule]:
             " {row[train/groups_all_wrong]:.0f} all wrong (0 or less), {row[train/groups_all_equal]:.0f} all equal"
             " otherwise, {row[train/groups_kept]:.0f} kept. Such groups train nothing and are not drawn again"
             f" (alarms.no_signal: {config.no_signal}). Look at: tasks that are too hard (all wrong) or solved (all"
-            " right); a reward that fails silently (reward/error, reward/timeout); the length limit.",
+            " right); a reward that fails silently (reward/error); the length limit.",
         ),
         _Rule(
             kind="no_signal",

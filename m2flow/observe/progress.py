@@ -13,7 +13,8 @@ SHOWN = (  # (metric, label); the first of each label that a run has is shown
     ("rollout/return", "return"),
     ("eval/success_once", "eval success"),
     ("rollout/success", "success"),
-    ("train/loss", "loss"),
+    ("train/policy_loss", "loss"),
+    ("train/critic_loss", "loss"),
 )
 
 

@@ -20,7 +20,6 @@ FIRST = (
     "rollout/success",
     "rollout/return",
     "rollout/length",
-    "train/surrogate_loss",
     "train/policy_loss",
     "train/value_loss",
     "train/actor_loss",
@@ -33,7 +32,7 @@ FIRST = (
     "train/alpha",
     "train/logprob_gap",
 )
-ELSEWHERE = ("alarm/", "time/", "throughput/", "utilisation/", "progress/")  # shown in other sections
+ELSEWHERE = ("alarm/", "time/", "throughput/", "progress/")  # shown in other sections
 
 
 @dataclass(slots=True)

@@ -33,7 +33,7 @@ from m2flow.observe.sinks import (
 from m2flow.protocols import Recorder
 
 BUILTIN = {name: registry.resolve("recorder", name) for name in registry.BUILTIN["recorder"]}
-ROW = {"train/loss": 0.5, "rollout/return": -3.0}
+ROW = {"train/policy_loss": 0.5, "rollout/return": -3.0}
 
 
 @pytest.fixture(autouse=True)
@@ -149,7 +149,7 @@ def test_a_recorder_has_the_methods_of_the_protocol_and_takes_rows(
 ) -> None:
     recorder: Recorder = BUILTIN[name](target(tmp_path, config={"lr": math.nan}))
     recorder.log(0, ROW)
-    recorder.log(1, {"train/loss": math.nan, "rollout/return": math.inf})
+    recorder.log(1, {"train/policy_loss": math.nan, "rollout/return": math.inf})
     recorder.close()
 
 
@@ -159,7 +159,7 @@ def test_a_recorder_does_not_change_or_keep_the_row(name: str, tmp_path: Path, f
     row = dict(ROW)
     recorder.log(0, row)
     assert row == ROW
-    row["train/loss"] = 9.0
+    row["train/policy_loss"] = 9.0
     recorder.close()
     if name in TRACKERS:
         assert fakes[name].run.rows == [(0, ROW)]
@@ -168,14 +168,14 @@ def test_a_recorder_does_not_change_or_keep_the_row(name: str, tmp_path: Path, f
 @pytest.mark.parametrize("name", sorted(BUILTIN))
 def test_a29_a_recorder_takes_numpy_numbers(name: str, tmp_path: Path, fakes: dict[str, Any]) -> None:
     recorder = BUILTIN[name](target(tmp_path, config={"lr": np.float32(0.5), "sizes": np.arange(2), "n": np.int64(3)}))
-    recorder.log(np.int64(2), {"train/loss": np.float32(0.25), "rollout/episodes": np.int64(4)})
+    recorder.log(np.int64(2), {"train/policy_loss": np.float32(0.25), "rollout/episodes": np.int64(4)})
     recorder.close()
     if name == "jsonl":
         text = RunFolder(tmp_path).metrics.read_text()
         row = json.loads(text, parse_constant=pytest.fail)
-        assert (row["step"], row["train/loss"], row["rollout/episodes"]) == (2, 0.25, 4)
+        assert (row["step"], row["train/policy_loss"], row["rollout/episodes"]) == (2, 0.25, 4)
     if name == "tensorboard":
-        assert tensorboard_events(tmp_path) == [(2, "rollout/episodes", 4.0), (2, "train/loss", 0.25)]
+        assert tensorboard_events(tmp_path) == [(2, "rollout/episodes", 4.0), (2, "train/policy_loss", 0.25)]
 
 
 # ---- JSONL
@@ -183,9 +183,9 @@ def test_a29_a_recorder_takes_numpy_numbers(name: str, tmp_path: Path, fakes: di
 
 def test_jsonl_rows_are_on_disk_when_log_returns(tmp_path: Path) -> None:
     recorder = JsonlRecorder(target(tmp_path))
-    recorder.log(7, {"train/loss": math.nan, "rollout/return": -math.inf, "train/grad_norm": 0.1})
+    recorder.log(7, {"train/policy_loss": math.nan, "rollout/return": -math.inf, "train/grad_norm": 0.1})
     [row] = rows(RunFolder(tmp_path).metrics)
-    assert (row["step"], row["train/loss"], row["rollout/return"], row["train/grad_norm"]) == (
+    assert (row["step"], row["train/policy_loss"], row["rollout/return"], row["train/grad_norm"]) == (
         7,
         None,
         "-Infinity",
@@ -199,14 +199,14 @@ def test_jsonl_rows_are_on_disk_when_log_returns(tmp_path: Path) -> None:
 def test_jsonl_drops_steps_that_a_resumed_run_does_again(tmp_path: Path) -> None:
     first = JsonlRecorder(target(tmp_path))
     for step in range(5):
-        first.log(step, {"train/loss": float(step)})
+        first.log(step, {"train/policy_loss": float(step)})
     first.close()
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 5, "train/lo')  # the process was killed inside a row
     second = JsonlRecorder(target(tmp_path, resume_step=2))
-    second.log(3, {"train/loss": 33.0})
+    second.log(3, {"train/policy_loss": 33.0})
     second.close()
-    assert [(row["step"], row["train/loss"]) for row in rows(tmp_path / "metrics.jsonl")] == [
+    assert [(row["step"], row["train/policy_loss"]) for row in rows(tmp_path / "metrics.jsonl")] == [
         (0, 0.0), (1, 1.0), (2, 2.0), (3, 33.0),
     ]  # fmt: skip
 
@@ -224,7 +224,7 @@ def test_rows_survive_a_kill_of_the_process(tmp_path: Path) -> None:
         "import os, signal, pathlib\n"
         "from m2flow.observe.sinks import ObserveConfig\n"
         f"recorder = ObserveConfig().build(pathlib.Path({str(tmp_path)!r}))\n"
-        "for step in range(20): recorder.log(step, {'train/loss': float(step)})\n"
+        "for step in range(20): recorder.log(step, {'train/policy_loss': float(step)})\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
@@ -237,22 +237,22 @@ def test_rows_survive_a_kill_of_the_process(tmp_path: Path) -> None:
 def test_tensorboard_reads_back_what_was_written(tmp_path: Path) -> None:
     recorder = TensorBoardRecorder(target(tmp_path))
     recorder.log(0, ROW)
-    recorder.log(3, {"train/loss": 0.25})
+    recorder.log(3, {"train/policy_loss": 0.25})
     recorder.close()
     assert tensorboard_events(tmp_path) == [
         (0, "rollout/return", -3.0),
-        (0, "train/loss", 0.5),
-        (3, "train/loss", 0.25),
+        (0, "train/policy_loss", 0.5),
+        (3, "train/policy_loss", 0.25),
     ]
 
 
 def test_tensorboard_forgets_what_came_after_the_resumed_step(tmp_path: Path) -> None:
     first = TensorBoardRecorder(target(tmp_path))
     for step in range(5):
-        first.log(step, {"train/loss": float(step)})
+        first.log(step, {"train/policy_loss": float(step)})
     first.close()
     second = TensorBoardRecorder(target(tmp_path, resume_step=2))
-    second.log(3, {"train/loss": 33.0})
+    second.log(3, {"train/policy_loss": 33.0})
     second.close()
     assert [(step, value) for step, _, value in tensorboard_events(tmp_path)] == [(0, 0), (1, 1), (2, 2), (3, 33)]
 
@@ -263,12 +263,12 @@ def test_tensorboard_is_written_without_torch(tmp_path: Path) -> None:
         "from m2flow.observe.sinks import ObserveConfig\n"
         "before = 'tensorboard' in sys.modules\n"
         f"recorder = ObserveConfig().build(pathlib.Path({str(tmp_path)!r}))\n"
-        "recorder.log(0, {'train/loss': 1.0}); recorder.close()\n"
+        "recorder.log(0, {'train/policy_loss': 1.0}); recorder.close()\n"
         "print(before, 'torch' in sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False False"
-    assert tensorboard_events(tmp_path) == [(0, "train/loss", 1.0)]
+    assert tensorboard_events(tmp_path) == [(0, "train/policy_loss", 1.0)]
 
 
 # ---- trackers
@@ -321,7 +321,7 @@ recorder = ObserveConfig(recorders=({name!r},), project="m2flow-test", offline=T
     pathlib.Path({path!r}), {{"lr": 0.001, "note": "kept-in-config"}}, resume_step={resume}
 )
 for step in range({start}, {start} + 3):
-    recorder.log(step, {{"train/loss": 0.5 * step, "rollout/return": float("nan")}})
+    recorder.log(step, {{"train/policy_loss": 0.5 * step, "rollout/return": float("nan")}})
 recorder.close()
 """
 
@@ -334,7 +334,7 @@ def test_the_real_package_takes_our_calls_offline(name: str, tmp_path: Path) -> 
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
         assert done.returncode == 0, done.stderr
     written = b"".join(path.read_bytes() for path in (tmp_path / name).rglob("*") if path.is_file())
-    assert b"train/loss" in written
+    assert b"train/policy_loss" in written
     assert b"kept-in-config" in written
     assert [row["step"] for row in rows(tmp_path / "metrics.jsonl")] == list(range(6))
 

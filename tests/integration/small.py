@@ -58,6 +58,6 @@ def train(tmp_path: Any, name: str, **changes: Any) -> Run:
 
 
 def numbers(run: Run) -> list[dict[str, float]]:
-    """Metric rows without anything that is measured in seconds or bytes."""
-    noisy = ("time", "throughput/", "time/", "memory/", "utilisation/")
+    """Metric rows without anything that is measured in seconds."""
+    noisy = ("time", "throughput/", "time/")
     return [{k: v for k, v in row.items() if not k.startswith(noisy)} for row in run.metrics()]

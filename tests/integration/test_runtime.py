@@ -36,7 +36,7 @@ def run(
 
     def on_step(step: int, said: Any) -> None:
         [(_, metrics)] = said
-        seen[step] = metrics["train/loss"].value
+        seen[step] = metrics["train/policy_loss"].value
 
     driver = Driver(
         toy_flow.FLOW,

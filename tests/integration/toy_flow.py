@@ -96,7 +96,7 @@ class Sink:
         self.held = []
         self.version = step + 1
         yield WeightSet(self.version, {"offset": np.array([float(self.version)])})
-        yield Report(step, {"train/loss": Metric(total)}, payload={"pids": pids, "sink": os.getpid()})
+        yield Report(step, {"train/policy_loss": Metric(total)}, payload={"pids": pids, "sink": os.getpid()})
 
     def state(self) -> dict[str, Any]:
         """Everything."""

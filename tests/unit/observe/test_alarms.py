@@ -66,7 +66,7 @@ def test_the_first_step_after_a_resume_is_a_first_step() -> None:
     assert fired(after, [{"train/logprob_gap": 0.2}], start=1) == [(1, "logprob_gap", "stop")]
 
 
-@pytest.mark.parametrize("name", ["train/loss", "train/policy_loss", "train/grad_norm", "train/grad_norm/critic"])
+@pytest.mark.parametrize("name", ["train/policy_loss", "train/policy_loss", "train/grad_norm", "train/grad_norm/critic"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_non_finite_loss_or_gradient_stops(name: str, value: float) -> None:
     assert fired(Alarms(), [{name: value}]) == [(0, "non_finite", "stop")]
@@ -84,7 +84,7 @@ def test_a30_all_samples_masked_warns_and_does_not_stop(row: dict[str, float]) -
 
 
 def test_a10_all_cut_raises_an_alarm_but_not_a_zero_gradient_stop_at_once() -> None:
-    row = {"train/samples": 0.0, "train/grad_norm": 0.0, "train/loss": 0.0}
+    row = {"train/samples": 0.0, "train/grad_norm": 0.0, "train/policy_loss": 0.0}
     assert [kind for _, kind, _ in fired(Alarms(), [row] * 9)] == ["nothing"] * 4  # at 1, 2, 4, 8 steps
 
 
@@ -149,10 +149,10 @@ def test_a_floor_of_the_recipe_replaces_the_automatic_one() -> None:
 
 
 def test_the_text_of_a_non_finite_loss_says_what_is_saved() -> None:
-    stopped = AlarmConfig().build().check(0, {"train/loss": math.nan})[0].text
+    stopped = AlarmConfig().build().check(0, {"train/policy_loss": math.nan})[0].text
     assert "ends without saving" in stopped
     assert "lost" not in stopped
-    assert "saving" not in AlarmConfig(non_finite="warn").build().check(0, {"train/loss": math.nan})[0].text
+    assert "saving" not in AlarmConfig(non_finite="warn").build().check(0, {"train/policy_loss": math.nan})[0].text
 
 
 def test_actions_are_configurable_and_off_is_silent() -> None:
@@ -167,7 +167,7 @@ def test_actions_are_configurable_and_off_is_silent() -> None:
         kl="off",
         stuck="off",
     )
-    bad = dict.fromkeys(HEALTHY, 0.0) | {"train/logprob_gap": 9.0, "train/loss": math.nan, "train/approx_kl": 9.0}
+    bad = dict.fromkeys(HEALTHY, 0.0) | {"train/logprob_gap": 9.0, "train/policy_loss": math.nan, "train/approx_kl": 9.0}
     assert fired(quiet.build(), [bad] * 300) == []
     assert fired(AlarmConfig(kl="stop").build(), [{"train/approx_kl": 2.0}]) == [(0, "kl", "stop")]
 
@@ -184,13 +184,13 @@ def test_a_wrong_setting_is_an_error_that_names_it(field: str, value: object) ->
 def test_every_alarm_says_what_was_seen_and_what_to_look_at() -> None:
     config = AlarmConfig(no_signal_steps=1, zero_gradient_steps=1, stuck_steps=1, stuck_evaluations=1)
     bad = {
-        "train/logprob_gap": 0.5, "train/loss": math.nan, "train/samples": 0.0, "train/dead_groups": 1.0,
+        "train/logprob_gap": 0.5, "train/policy_loss": math.nan, "train/samples": 0.0, "train/dead_groups": 1.0,
         "train/grad_norm": 0.0, "train/entropy": 0.0,
         "train/approx_kl": 5.0, "rollout/success": 0.0, "eval/success_once": 0.0,
     }  # fmt: skip
     alarms = config.build(floor=automatic_floor(1, 3))
     found = alarms.check(0, {"train/advantage_std": 0.0}) + alarms.check(1, bad)
-    found += config.build().check(0, {"train/loss": math.inf})
+    found += config.build().check(0, {"train/policy_loss": math.inf})
     assert {a.kind for a in found} == {
         "logprob_gap", "non_finite", "nothing", "no_signal", "zero_gradient", "entropy", "kl", "stuck",
     }  # fmt: skip
@@ -213,13 +213,13 @@ def test_alarms_are_on_disk_when_check_returns_and_dropped_on_resume(tmp_path: P
     path = tmp_path / "alarms.jsonl"
     alarms = AlarmConfig().build(path)
     for step in (1, 5):
-        alarms.check(step, {"train/loss": math.nan})
-        alarms.check(step, {"train/loss": 0.0})
+        alarms.check(step, {"train/policy_loss": math.nan})
+        alarms.check(step, {"train/policy_loss": 0.0})
     assert [(row["step"], row["value"]) for row in rows(path)] == [(1, None), (5, None)]
     AlarmConfig().build(path, resume_step=4)
     assert [row["step"] for row in rows(path)] == [1]
 
 
 def test_alarms_become_metrics() -> None:
-    found = Alarms().check(0, {"train/loss": math.nan, "train/grad_norm": math.nan, "train/approx_kl": 3.0})
+    found = Alarms().check(0, {"train/policy_loss": math.nan, "train/grad_norm": math.nan, "train/approx_kl": 3.0})
     assert as_metrics(found) == {"alarm/non_finite": 2.0, "alarm/kl": 1.0}

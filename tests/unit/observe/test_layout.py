@@ -141,7 +141,7 @@ def test_a_resumed_run_keeps_what_it_started_with(tmp_path: Path) -> None:
 def test_a_run_folder_with_broken_files_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path).create()
     folder.config.write_text("{")
-    folder.metrics.write_text('{"step": 1, "time": 5.0, "train/loss": null}\nbroken\n{"step": 2}\n')
+    folder.metrics.write_text('{"step": 1, "time": 5.0, "train/policy_loss": null}\nbroken\n{"step": 2}\n')
     folder.evaluation(0).write_text("[]")
     write_json(folder.evaluation(5), Evaluation(5, {"eval/return": 1.0}))
     run = load_run(tmp_path)

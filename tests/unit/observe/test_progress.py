@@ -67,7 +67,7 @@ def test_metrics_that_a_step_lacks_keep_their_last_value() -> None:
     console, _ = plain()
     progress = Progress(10, console=console, clock=Clock())
     progress.update(1, {"rollout/return": 7.0, "eval/success_once": 0.5})
-    progress.update(2, {"train/loss": 3.0})
+    progress.update(2, {"train/policy_loss": 3.0})
     assert progress.numbers().split("  ")[:2] == ["return 7", "eval success 50 %"]
 
 
