@@ -1,4 +1,4 @@
-"""The catalogue of metrics is the truth: a few runs write every line of it (and nothing else, which is an error here)."""
+"""The catalogue of metrics is the truth: a few runs write every line of it, and nothing else (an error here)."""
 
 from __future__ import annotations
 

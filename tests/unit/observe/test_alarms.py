@@ -66,7 +66,7 @@ def test_the_first_step_after_a_resume_is_a_first_step() -> None:
     assert fired(after, [{"train/logprob_gap": 0.2}], start=1) == [(1, "logprob_gap", "stop")]
 
 
-@pytest.mark.parametrize("name", ["train/policy_loss", "train/policy_loss", "train/grad_norm", "train/grad_norm/critic"])
+@pytest.mark.parametrize("name", ["train/policy_loss", "train/value_loss", "train/grad_norm", "train/grad_norm/critic"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_non_finite_loss_or_gradient_stops(name: str, value: float) -> None:
     assert fired(Alarms(), [{name: value}]) == [(0, "non_finite", "stop")]
@@ -167,7 +167,11 @@ def test_actions_are_configurable_and_off_is_silent() -> None:
         kl="off",
         stuck="off",
     )
-    bad = dict.fromkeys(HEALTHY, 0.0) | {"train/logprob_gap": 9.0, "train/policy_loss": math.nan, "train/approx_kl": 9.0}
+    bad = dict.fromkeys(HEALTHY, 0.0) | {
+        "train/logprob_gap": 9.0,
+        "train/policy_loss": math.nan,
+        "train/approx_kl": 9.0,
+    }
     assert fired(quiet.build(), [bad] * 300) == []
     assert fired(AlarmConfig(kl="stop").build(), [{"train/approx_kl": 2.0}]) == [(0, "kl", "stop")]
 
