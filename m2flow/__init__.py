@@ -10,16 +10,30 @@ from typing import TYPE_CHECKING, Any
 from m2flow._version import __version__
 
 if TYPE_CHECKING:
-    from m2flow.api import CheckReport, Run, check, evaluate, ls, report, resume, show, train
-
-_API = ("CheckReport", "Run", "check", "evaluate", "ls", "report", "resume", "show", "train")
+    from m2flow.api import (
+        CheckReport,
+        Run,
+        check,
+        describe,
+        diagnose,
+        evaluate,
+        init,
+        ls,
+        report,
+        resume,
+        show,
+        train,
+    )
 
 __all__ = [
     "CheckReport",
     "Run",
     "__version__",
     "check",
+    "describe",
+    "diagnose",
     "evaluate",
+    "init",
     "ls",
     "report",
     "resume",
@@ -29,7 +43,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _API:
+    if name in __all__:
         from m2flow import api
 
         return getattr(api, name)

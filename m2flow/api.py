@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from m2flow import build
 from m2flow.config import Recipe, dump, dump_yaml, find, load, with_seed
@@ -25,6 +25,9 @@ from m2flow.observe.layout import RunFolder, read_evaluation, read_json, write_j
 from m2flow.prepare import prepare
 from m2flow.session import Session, open_folder
 from m2flow.types import Evaluation
+
+if TYPE_CHECKING:
+    from m2flow.doctor import Finding
 
 Source = str | Path | Mapping[str, Any] | Recipe
 
@@ -72,9 +75,12 @@ class CheckReport:
     plan: str = ""
     memory: Mapping[str, int] = field(default_factory=dict)  # bytes by node
     notes: tuple[str, ...] = ()  # nothing to mend
+    changes: tuple[str, ...] | None = None  # from this plan to the one it was compared with, if it was
 
     def __str__(self) -> str:
         lines = [self.plan] if self.plan else []
+        if self.changes is not None:
+            lines += [f"change: {change}" for change in self.changes or ("none, the plans are equal",)]
         if self.memory:
             lines.append("memory estimate: " + ", ".join(f"{n} {b / 2**20:,.1f} MiB" for n, b in self.memory.items()))
         lines += [f"note: {note}" for note in self.notes]
@@ -84,19 +90,26 @@ class CheckReport:
 
 
 def check(
-    recipe: Source, *overrides: str, plan: str | None = None, cluster: Path | Cluster | None = None
+    recipe: Source,
+    *overrides: str,
+    plan: str | None = None,
+    cluster: Path | Cluster | None = None,
+    diff: str | None = None,
 ) -> CheckReport:
     """Validate config, data and plan against the machine (or a described cluster) and estimate memory. Starts no
-    worker."""
+    worker. `diff`: another plan, which is checked as well; the report says what changes from the first to it."""
+    from m2flow.flow.plan import diff as compare
     from m2flow.flow.plan import explain
 
     loaded = with_seed(load(recipe, *overrides, *_plan_override(plan)))
+    other = None if diff is None else load(recipe, *overrides, *_plan_override(diff), f"seed={loaded.seed}")
     machine = Cluster.from_yaml(Path(cluster).read_text()) if isinstance(cluster, str | Path) else cluster
     try:
         ready = prepare(loaded, machine)
+        changes = None if other is None else tuple(map(str, compare(ready.plan, prepare(other, machine).plan)))
     except ValueError as error:
         return CheckReport(False, tuple(map(str, getattr(error, "problems", None) or [error])))
-    return CheckReport(True, (), explain(ready.flow, ready.plan), ready.memory, ready.notes)
+    return CheckReport(True, (), explain(ready.flow, ready.plan), ready.memory, ready.notes, changes)
 
 
 def train(
@@ -218,6 +231,37 @@ def report(*runs: str | Path, out: str | Path) -> Path:
     from m2flow.observe.report import write_report
 
     return write_report([Path(run) for run in runs], Path(out))
+
+
+def describe(recipe: Source, *overrides: str) -> str:
+    """A recipe filled in, as YAML with a meaning beside every key: what `m2flow config` prints."""
+    from m2flow.scaffold import commented
+
+    return commented(load(recipe, *overrides))
+
+
+def init(
+    path: str | Path = "recipe.yaml", *overrides: str, start: str | Sequence[str] | None = None, force: bool = False
+) -> Path:
+    """Write a commented recipe to begin with. `start`: "env/policy/objective", each may be left out from the end."""
+    from m2flow.scaffold import init_text
+
+    file = Path(path)
+    if "=" in str(path):
+        raise ValueError(f"init: the first word is the file to write, and {str(path)!r} looks like a change of a key")
+    if file.exists() and not force:
+        raise FileExistsError(f"{file} exists; choose another name, or --force to overwrite it")
+    text = init_text(start, str(file), *overrides)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def diagnose(root: str | Path = "runs") -> list[Finding]:
+    """What this machine has and what is wrong, line by line: what `m2flow doctor` prints."""
+    from m2flow.doctor import examine
+
+    return examine(Path(root))
 
 
 def _refuse_if_alive(folder: RunFolder) -> None:

@@ -1,4 +1,5 @@
-"""The command line. Every command is one call of `m2flow.api` or of a small module, imported when the command runs.
+"""The command line. Every command is one call of `m2flow.api`, imported when the command runs. The names are the
+same, but where Python has another use for one: eval is `evaluate`, config `describe`, doctor `diagnose`.
 
 Exit codes: 0 done; 1 the run failed, or `check`/`doctor` found a problem; 2 the request was wrong (one message says
 what and how to mend it); 130 interrupted.
@@ -146,12 +147,13 @@ def eval(  # noqa: A001  the command is called eval
         int | None, typer.Option(min=1, help="How many held-out seeds. Default: as the recipe says.")
     ] = None,
     videos: Annotated[int, typer.Option(min=0, help="How many episodes to film.")] = 0,
+    step: Annotated[int | None, typer.Option(min=0, help="Checkpoint to evaluate. Default: the latest one.")] = None,
 ) -> None:
     """Evaluate a policy, each held-out seed once, and store the result."""
     from m2flow import api
     from m2flow.observe.rundata import show_number
 
-    result = api.evaluate(run, seeds=seeds, videos=videos)
+    result = api.evaluate(run, seeds=seeds, videos=videos, step=step)
     typer.echo(f"{run}, weights after step {result.step}, {len(result.episodes)} episodes, each held-out seed once")
     for name, value in result.metrics.items():
         low, high = result.intervals.get(name, (value, value))
@@ -168,23 +170,25 @@ def check(
     cluster: Annotated[
         Path | None, typer.Option(help="Check against a cluster described in YAML instead of this machine.")
     ] = None,
+    diff: Annotated[
+        str | None, typer.Option(metavar="PLAN", help="Another plan: check it too, and show what it changes.")
+    ] = None,
 ) -> None:
     """Check recipe, plan and memory; start nothing."""
     from m2flow import api
 
-    report = api.check(recipe, *(overrides or ()), plan=plan, cluster=cluster)
-    typer.echo(report)
-    if not report.ok:
+    found = api.check(recipe, *(overrides or ()), plan=plan, cluster=cluster, diff=diff)
+    typer.echo(found)
+    if not found.ok:
         raise typer.Exit(1)
 
 
 @command
 def config(recipe: RecipeArg, overrides: OverridesArg = None) -> None:
     """Print a recipe filled in, each key explained."""
-    from m2flow import scaffold
-    from m2flow.config import load
+    from m2flow import api
 
-    typer.echo(scaffold.commented(load(recipe, *(overrides or ()))), nl=False)
+    typer.echo(api.describe(recipe, *(overrides or ())), nl=False)
 
 
 @command
@@ -193,6 +197,17 @@ def show(runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Fold
     from m2flow import api
 
     typer.echo(api.show(*runs))
+
+
+@command
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The page to write.")] = Path("report.html"),
+) -> None:
+    """Write one page about runs: curves, timeline, episodes."""
+    from m2flow import api
+
+    typer.echo(f"wrote {api.report(*runs, out=out)}")
 
 
 @command
@@ -227,7 +242,7 @@ def ls(root: Annotated[Path, typer.Argument(metavar="[ROOT]", help="Folder that 
 @command
 def doctor(root: Annotated[Path, typer.Option("--runs", help="Folder that holds runs.")] = Path("runs")) -> None:
     """Tell what this machine has and what is wrong."""
-    from m2flow.doctor import examine
+    from m2flow.doctor import examine  # not through the API, which a broken installation may keep from loading
 
     findings = examine(root)
     for finding in findings:
@@ -250,15 +265,9 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:
     """Write a commented recipe to begin with."""
-    from m2flow.scaffold import init_text
+    from m2flow import api
 
-    if "=" in str(path):
-        raise ValueError(f"init: the first word is the file to write, and {str(path)!r} looks like a change of a key")
-    if path.exists() and not force:
-        raise FileExistsError(f"{path} exists; choose another name, or --force to overwrite it")
-    text = init_text(start, str(path), *(overrides or ()))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    api.init(path, *(overrides or ()), start=start, force=force)
     typer.echo(f"wrote {path}; next: m2flow check {path}")
 
 

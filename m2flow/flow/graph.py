@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, Literal, TypeAlias
 
-from m2flow.flow.text import Change, Invalid, changes, nearest
+from m2flow.flow.flow_yaml import parse
+from m2flow.flow.text import Change, Invalid, changes, dump_yaml, load_yaml, nearest
 
 KINDS = ("stage", "service")
 TRIGGERS = ("step", "evaluate")
@@ -220,6 +221,38 @@ class Flow:
             else:
                 out.append(_came_or_went(self, "edge", name, came=name in others))
         return tuple(out)
+
+    # ---- as text
+
+    def to_yaml(self) -> str:
+        """YAML that `from_yaml` reads back to an equal flow. Defaults are left out."""
+        nodes = {node.name: _given(node, skip=("name",)) for node in self.nodes}
+        edges = [
+            {type(edge).__name__.lower(): f"{edge.src} -> {edge.dst}", **_given(edge, skip=("src", "dst"))}
+            for edge in self.edges
+        ]
+        return dump_yaml({"flow": self.name, "nodes": nodes, **({"edges": edges} if edges else {})})
+
+    @staticmethod
+    def from_yaml(source: str) -> Flow:
+        """Read a flow; see flow_yaml.py for the form. Unknown keys are refused with the nearest name."""
+        problems: list[str] = []
+        values = parse(load_yaml(source), problems)
+        if problems:
+            raise FlowError(f"flow {values['name']!r}", problems)
+        kinds = {"stream": Stream, "call": Call, "weights": Weights}
+        edges = tuple(kinds[kind](**edge) for kind, edge in values["edges"])
+        return Flow(values["name"], tuple(Node(**node) for node in values["nodes"]), edges)
+
+
+def _given(item: Node | Edge, skip: tuple[str, ...]) -> dict[str, Any]:
+    """Fields that are not at their default, as plain values."""
+    out = {}
+    for part in fields(item):
+        value = getattr(item, part.name)
+        if part.name not in skip and (part.default is MISSING or value != part.default):
+            out[part.name] = list(value) if isinstance(value, tuple) else value
+    return out
 
 
 def _came_or_went(flow: Flow, what: str, name: str, *, came: bool) -> Change:

@@ -42,8 +42,9 @@ ALLOWED: dict[str, set[str]] = {
     "session": BASE
     | {"registry", "spec", "build", "memory", "config", "flow", "runtime", "roles", "comm", "backends", "observe"},
     "api": BASE
-    | {"registry", "_version", "spec", "session", "prepare", "build", "config", "flow", "roles", "backends", "observe"},
-    "cli": {"_version", "api", "config", "doctor", "observe", "registry", "scaffold"},
+    | {"registry", "_version", "spec", "session", "prepare", "build", "config", "flow", "roles", "backends", "observe"}
+    | {"doctor", "scaffold"},
+    "cli": {"_version", "api", "doctor", "observe", "registry"},
 }
 # Third-party package -> where alone it may be imported (a part of m2flow, or one module). One foreign world, one place.
 HOMES: dict[str, tuple[str, ...]] = {

@@ -46,6 +46,16 @@ def test_law_1_every_plan_trains_the_same(straight: Run, tmp_path: Path, plan: s
     assert_same(small.train(tmp_path, "run", plan=small.PLANS[plan]), straight, 1e-9)
 
 
+def test_law_1_the_shipped_plan_of_two_rollouts_trains_and_evaluates_the_same(tmp_path: Path) -> None:
+    ours = small.train(tmp_path, "ours", plan="plans/two_rollouts.yaml", evaluation={"seeds": 5, "every": 2})
+    theirs = small.train(tmp_path, "theirs", evaluation={"seeds": 5, "every": 2})
+    assert_same(ours, theirs, 1e-9)
+    assert [found.step for found in ours.evaluations()] == [0, 2, 4]
+    for mine, other in zip(ours.evaluations(), theirs.evaluations(), strict=True):
+        assert mine.metrics == pytest.approx(other.metrics, rel=1e-9)
+        assert [episode["seed"] for episode in mine.episodes] == [episode["seed"] for episode in other.episodes]
+
+
 OTHERS: dict[str, dict[str, Any]] = {
     "SAC": {
         "flow": "offpolicy",

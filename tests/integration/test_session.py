@@ -121,6 +121,20 @@ def test_stale_data_is_stamped_and_decoupled_ppo_takes_it(tmp_path: Path) -> Non
     assert all(np.isfinite(row["train/policy_loss"]) for row in run.metrics())
 
 
+def test_the_shipped_plan_with_lag_trains_on_stale_data_and_learns(tmp_path: Path) -> None:
+    """Two processes; the rollout of a step runs while the learner trains on the one before it."""
+    settings = REACH | {"objective": {**REACH["objective"], "decoupled": True}, "plan": "plans/split_two_cores.yaml"}
+    run = small.train(tmp_path, "run", **settings, steps=30, evaluation={"seeds": 20, "every": 10})
+    assert status(run)["state"] == "finished"
+    ages = [row["train/staleness"] for row in run.metrics() if "train/staleness" in row]
+    assert len(ages) == 30
+    assert ages[0] == ages[10] == 0.0, "an evaluation waits for the newest weights, and so does the step after it"
+    assert 0.0 < max(ages) <= 1.0
+    before, *_, after = run.evaluations()
+    assert before.metrics["eval/success_once"] <= 0.2
+    assert after.metrics["eval/success_once"] >= 0.8
+
+
 def test_early_stop_at_a_threshold_keeps_the_checkpoint(tmp_path: Path) -> None:
     run = small.train(
         tmp_path,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import m2flow as m2flow_package
 from m2flow import cli, config, doctor, scaffold
 from m2flow._version import __version__
 from m2flow.observe.layout import read_evaluation
@@ -45,10 +47,11 @@ def test_the_commands_and_options_are_the_agreed_ones(capsys: pytest.CaptureFixt
     """This list is the product's face. Adding to it is a decision, not an accident."""
     agreed = {
         "train": {"--run-dir", "--seed", "--plan", "--quiet"},
-        "eval": {"--seeds", "--videos"},
-        "check": {"--plan", "--cluster"},
+        "eval": {"--seeds", "--videos", "--step"},
+        "check": {"--plan", "--cluster", "--diff"},
         "config": set(),
         "show": set(),
+        "report": {"--out"},
         "resume": {"--steps", "--step", "--plan", "--quiet"},
         "ls": set(),
         "doctor": {"--runs"},
@@ -68,6 +71,18 @@ def test_the_commands_and_options_are_the_agreed_ones(capsys: pytest.CaptureFixt
         assert code == 0
         found = {word.strip(",") for word in out.split() if word.startswith("--") and len(word.strip(",")) > 2}
         assert {option for option in found if not option.startswith("--no-")} == options | {"--help"}, name
+
+
+def test_the_command_line_does_what_the_functions_do() -> None:
+    """One list of commands and functions, with the same arguments."""
+    other = {"eval": "evaluate", "config": "describe", "doctor": "diagnose"}  # names that Python or the package uses
+    commands = {info.callback.__name__: info.callback for info in cli.app.registered_commands if info.callback}
+    functions = {name: getattr(m2flow_package, name) for name in m2flow_package.__all__ if name.islower()}
+    functions.pop("__version__")
+    assert {other.get(name, name) for name in commands} == set(functions)
+    for name, function in commands.items():
+        ours, theirs = (inspect.signature(f).parameters for f in (function, functions[other.get(name, name)]))
+        assert set(ours) == set(theirs), name
 
 
 def test_help_fits_a_narrow_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -215,6 +230,38 @@ def test_config_prints_a_recipe_that_loads_back_equal(capsys: pytest.CaptureFixt
     assert code == 0
     (tmp_path / "full.yaml").write_text(out)
     assert config.load(tmp_path / "full.yaml") == config.load(path, "seed=5")
+
+
+def test_check_shows_what_another_plan_changes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text(RECIPE)
+    code, out, err = call(capsys, "check", str(path), "--diff", str(REPO / "plans" / "split_two_cores.yaml"))
+    assert code == 0, err
+    for change in ("learner: devices cpu:0, cpu:1 -> cpu:1", "rollout: process False -> True", "plan: lag 0 -> 1"):
+        assert f"change: {change}\n" in out
+    assert "change: none" in call(capsys, "check", str(path), "--diff", "collocated")[1]
+    code, out, err = call(capsys, "check", str(path), "--diff", "colocated")
+    assert code == 2
+    assert "did you mean 'collocated'?" in err
+
+
+def test_report_writes_one_page_about_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    from m2flow import api
+
+    run = api.train({"env": "point_reach", "policy": "mlp", "objective": "ppo", "steps": 1, "seed": 0,
+                     "rollout": {"lanes": 2, "length": 8}}, run_dir=tmp_path / "run", quiet=True)  # fmt: skip
+    page = tmp_path / "page.html"
+    code, out, err = call(capsys, "report", str(run.path), "--out", str(page))
+    assert code == 0, err
+    assert out == f"wrote {page}\n"
+    assert "<html" in page.read_text()
+
+
+def test_diagnose_finds_what_the_doctor_finds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen: list[Path] = []
+    monkeypatch.setattr(doctor, "examine", lambda root: seen.append(root) or [])
+    assert m2flow_package.diagnose(tmp_path) == []
+    assert seen == [tmp_path]
 
 
 def test_every_key_of_every_part_has_a_meaning() -> None:
@@ -403,7 +450,7 @@ def test_eval_of_a_checkpoint_that_is_not_there_says_so(
 
 
 def test_an_interrupted_run_ends_with_130_and_says_how_to_go_on(tmp_path: Path) -> None:
-    (tmp_path / "r.yaml").write_text(RECIPE.replace("steps: 2", "steps: 1000000"))
+    (tmp_path / "r.yaml").write_text(RECIPE.replace("steps: 2", "steps: 1000000") + "checkpoint: {every: 1}\n")
     code = f"import sys; sys.path.insert(0, {str(REPO)!r}); from m2flow.cli import main; main()"
     run = subprocess.Popen(
         [sys.executable, "-c", code, "train", "r.yaml", "--quiet", "--run-dir", "run"],
@@ -411,8 +458,8 @@ def test_an_interrupted_run_ends_with_130_and_says_how_to_go_on(tmp_path: Path) 
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
     )  # fmt: skip
     limit = time.monotonic() + 120
-    while not (tmp_path / "run" / "metrics.jsonl").exists() or not (tmp_path / "run" / "metrics.jsonl").read_text():
-        assert time.monotonic() < limit, "the run never took a step"
+    while not (tmp_path / "run" / "checkpoints" / "latest").exists():
+        assert time.monotonic() < limit, "the run never saved a step"
         assert run.poll() is None, run.communicate()
         time.sleep(0.1)
     run.send_signal(signal.SIGINT)

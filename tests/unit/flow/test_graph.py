@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 
 from m2flow.flow.draw import draw
-from m2flow.flow.flow_yaml import parse, write
 from m2flow.flow.graph import Call, Flow, FlowError, Node, Stream, Weights
 from tests.unit.flow.flows import PPO, flows
 
@@ -131,8 +130,8 @@ def test_diff_says_what_changed():
 @given(flow=flows())
 def test_yaml_round_trip(flow):
     flow.check()
-    assert parse(write(flow)) == flow
-    assert flow.diff(parse(write(flow))) == ()
+    assert Flow.from_yaml(flow.to_yaml()) == flow
+    assert flow.diff(Flow.from_yaml(flow.to_yaml())) == ()
 
 
 def test_a_hand_written_file_reads_as_meant():
@@ -149,7 +148,7 @@ def test_a_hand_written_file_reads_as_meant():
     - weights: learner -> policy
     - call: evaluator -> policy
     """
-    assert parse(text) == PPO
+    assert Flow.from_yaml(text) == PPO
 
 
 def test_unknown_keys_and_wrong_types_are_all_named_with_the_nearest_key():
@@ -163,7 +162,7 @@ def test_unknown_keys_and_wrong_types_are_all_named_with_the_nearest_key():
     - {stream: a, atom: group}
     """
     with pytest.raises(FlowError) as caught:
-        parse(text)
+        Flow.from_yaml(text)
     found = "\n".join(caught.value.problems)
     assert "a: unknown key 'triger' (did you mean 'trigger'?)" in found
     assert "a.batch: expected a whole number, got 'many'" in found
@@ -174,7 +173,9 @@ def test_unknown_keys_and_wrong_types_are_all_named_with_the_nearest_key():
 
 
 def test_a_rule_that_no_channel_follows_is_refused():
-    flow = parse("flow: x\nnodes:\n  a: {trigger: step}\n  b: {}\nedges:\n- {stream: a -> b, channel: priority}\n")
+    flow = Flow.from_yaml(
+        "flow: x\nnodes:\n  a: {trigger: step}\n  b: {}\nedges:\n- {stream: a -> b, channel: priority}\n"
+    )
     with pytest.raises(FlowError, match=r"channel 'priority' \(there is: fifo, replay\)"):
         flow.check()
 
@@ -186,7 +187,7 @@ def test_every_edge_has_the_key_by_which_plans_name_it():
 
 def test_a_key_given_twice_is_refused():
     with pytest.raises(ValueError, match="line 4: key 'a' is given twice"):
-        parse("flow: x\nnodes:\n  a: {trigger: step}\n  a: {trigger: evaluate}\n")
+        Flow.from_yaml("flow: x\nnodes:\n  a: {trigger: step}\n  a: {trigger: evaluate}\n")
 
 
 def test_the_drawing_joins_the_right_rows():
