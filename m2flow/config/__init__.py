@@ -9,7 +9,6 @@ from m2flow.config.errors import ConfigError, Problem
 from m2flow.config.files import dump, dump_json, dump_yaml, find, load, shipped
 from m2flow.config.layers import to_yaml
 from m2flow.config.recipe import PLANS, EarlyStopConfig, Recipe, with_seed
-from m2flow.config.rules import check_recipe
 
 __all__ = [
     "PLANS",
@@ -17,7 +16,6 @@ __all__ = [
     "EarlyStopConfig",
     "Problem",
     "Recipe",
-    "check_recipe",
     "dump",
     "dump_json",
     "dump_yaml",

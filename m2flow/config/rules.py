@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from m2flow import registry
-from m2flow.config.errors import ConfigError, Path, Problem
-from m2flow.config.recipe import PLANS, Recipe
+from m2flow.config.errors import Path, Problem
+from m2flow.config.recipe import PLANS
 from m2flow.protocols import NeedsGroups
 from m2flow.sections import GroupRates
 
@@ -21,13 +21,6 @@ class Rule:
 
     needs: tuple[str, ...]  # dotted
     check: Callable[[Any], Iterator[Problem]]
-
-
-def check_recipe(recipe: Recipe) -> None:
-    """Raise `ConfigError` with every cross-field fault of a recipe."""
-    problems = broken(recipe, ())
-    if problems:
-        raise ConfigError(problems)
 
 
 def broken(values: Any, known: Sequence[Problem]) -> list[Problem]:
