@@ -31,7 +31,8 @@ class Model(nn.Module):
         self.heads, self.slow, self.scalars = nn.ModuleDict(), nn.ModuleDict(), nn.ParameterDict()
         width = feature_width(policy)
         for name, head in heads.items():
-            if name in ("all", "policy") or "+" in name or "." in name:
+            taken = name in ("all", "policy") or hasattr(self.heads, name) or hasattr(self.scalars, name)
+            if taken or "+" in name or "." in name:
                 raise ValueError(f"head {name!r}: this name is taken or has a '+' or '.'; choose another")
             if isinstance(head, Head):
                 generator = torch.Generator().manual_seed(seeds.derive(seed, "head", name))

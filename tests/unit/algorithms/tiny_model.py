@@ -91,7 +91,7 @@ def make(objective, *, kind: str = "gaussian", chunk: int = 1, dtype=torch.float
     policy = Gaussian(axes, sizes(chunk), seed, dtype)
     model = Model(policy, dict(objective.heads(policy.spec, policy.chunk)))
     if objective.needs_reference:
-        model.reference = Gaussian(axes, sizes(chunk), seed + 100, dtype)
+        model.reference = Gaussian(axes, sizes(chunk), seed + 100, dtype).requires_grad_(False)
     return model
 
 
