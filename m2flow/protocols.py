@@ -117,7 +117,8 @@ class Objective(Protocol):
         `Policy.chunk`."""
 
     def targets(self, model: Model, trajectory: Trajectory) -> tuple[Batch, Mapping[str, Metric]]:
-        """Advantages, returns and whatever else `losses` reads; no gradients. [T, B] becomes S = T*B rows."""
+        """Advantages, returns and whatever else `losses` reads; no gradients. [T, B] becomes S = T*B rows in the order
+        t*B + b, or those of them that were decisions."""
 
     def counts(self, batch: Batch) -> Mapping[str, Array | float]:
         """Denominators of these rows; additive over any cut of a batch."""

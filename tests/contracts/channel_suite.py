@@ -14,6 +14,7 @@ import numpy as np
 from m2flow.comm.replay import ReplayConfig
 from m2flow.types import Trajectory, Units
 
+PROTOCOLS = ("Channel",)
 WAIT = 20.0  # seconds after which a test that hangs fails
 SOON = 0.05  # seconds in which something that must wait would have happened
 

@@ -14,6 +14,7 @@ import pytest
 from m2flow.protocols import VectorEnv
 from m2flow.types import Step
 
+PROTOCOLS = ("VectorEnv", "Renderer")
 LANES = (0, 1, 2, 3)
 SEED = 11
 
@@ -316,6 +317,29 @@ def check_config_says_when_episodes_end(case: Case) -> None:
     if case.longer is not None:
         assert seen == limit
     env.close()
+
+
+def check_frames(case: Case) -> None:
+    """Where frames can be drawn: whole, the caller's own, of the state a lane stands at; and the world stays as it is.
+    Where they cannot, one line says why."""
+    ready, why = case.config.renderable()
+    if not ready:
+        assert why and "\n" not in why
+        return
+    env, undrawn = case.config.build_seeded([907, 31], 1, render=True), case.config.build_seeded([907, 31], 1)
+    assert_same_obs(env.reset(), undrawn.reset())
+    held = [(frame := env.render(0), frame.copy())]
+    np.testing.assert_array_equal(env.render(0), frame)
+    for action in actions(case, 8)[:, :2]:
+        assert_same(step(env, action), step(undrawn, action))
+        held.append((frame := env.render(0), frame.copy()))
+        assert env.render(1).shape == frame.shape
+    for frame, copied in held:
+        assert (frame.dtype, frame.ndim, frame.shape[2]) == (np.uint8, 3, 3)
+        np.testing.assert_array_equal(frame, copied)
+    assert any((frame != held[0][0]).any() for frame, _ in held[1:]), "the picture does not follow the state"
+    env.close()
+    undrawn.close()
 
 
 CHECKS = [check for name, check in sorted(globals().items()) if name.startswith("check_")]

@@ -33,6 +33,7 @@ from m2flow.observe.sinks import (
 from m2flow.protocols import Recorder
 
 BUILTIN = {name: registry.resolve("recorder", name) for name in registry.BUILTIN["recorder"]}
+PROTOCOLS = ("Recorder",)
 ROW = {"train/policy_loss": 0.5, "rollout/return": -3.0}
 
 

@@ -16,6 +16,7 @@ from hypothesis.extra import numpy as hnp
 from m2flow.backends.checkpoint import CheckpointConfig
 from m2flow.types import Batch
 
+PROTOCOLS = ("Store",)
 STORES = {"disk": lambda folder, **changes: CheckpointConfig(**changes).build(folder)}
 stores = pytest.mark.parametrize("make", STORES.values(), ids=STORES.keys())
 

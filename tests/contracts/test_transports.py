@@ -23,6 +23,7 @@ from m2flow.types import Action, Report, Trajectory, Units
 from tests.contracts import transport_peers as peers
 from tests.contracts.channel_suite import WAIT, Background, until
 
+PROTOCOLS = ("Transport",)
 SPAWN = multiprocessing.get_context("spawn")
 LARGE = 300_000  # float64 numbers: 2.4 MB, far above what travels in a frame
 
