@@ -24,7 +24,7 @@ class FunctionRewardConfig:
     number, or a mapping that has "reward".
     """
 
-    function: str = field(metadata={"example": "my_package.rewards:score"})
+    function: str = field(metadata={"example": "my_package.rewards:score"})  # "package.module:name" of the function
     components: Mapping[str, float] = field(default_factory=dict)  # name -> weight in the reward
     errors: Literal["count", "raise"] = "count"  # an exception of the function: counted in "error", or passed on
     error_reward: float = 0.0  # reward of a sample whose function raised
