@@ -192,7 +192,10 @@ def read(place: Path) -> tuple[int, Tree, Mapping[str, Any]]:
         raise FileNotFoundError(f"{place} is no complete checkpoint")
     for name, entry in manifest["files"].items():
         if _hash(place / name) != entry["sha256"]:
-            raise ValueError(f"checkpoint {place}: {name} is damaged (its hash differs); load another step")
+            raise ValueError(
+                f"checkpoint {place}: {name} is damaged (its hash differs); "
+                "load another step (m2flow resume RUN --step N)"
+            )
     document = json.loads((place / "state.json").read_text())
     arrays = load_file(place / "arrays.safetensors")
     return int(manifest["step"]), codec.decode(document["state"], arrays), codec.decode(document["meta"], arrays)

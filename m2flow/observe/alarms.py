@@ -24,6 +24,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -191,9 +192,12 @@ def as_metrics(alarms: list[Alarm]) -> dict[str, float]:
 
 
 def _matching(patterns: tuple[str, ...], metrics: Mapping[str, float]) -> Iterator[str]:
-    for name in metrics:
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
-            yield name
+    return (name for name in metrics if _matches(patterns, name))
+
+
+@lru_cache(maxsize=4096)  # the same names come with every step
+def _matches(patterns: tuple[str, ...], name: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _power_of_two(n: int) -> bool:

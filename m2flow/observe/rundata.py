@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from m2flow.observe import stats
+from m2flow.intervals import mean_interval, wilson
 from m2flow.observe.jsonl import decode, rows
 from m2flow.observe.layout import RunFolder, read_evaluation, read_json
 from m2flow.observe.trace import Span, read_spans
@@ -202,8 +202,8 @@ def interval(evaluation: Evaluation, metric: str) -> tuple[float, float]:
     if column is None or not known:
         return math.nan, math.nan
     if column.startswith("success"):
-        return stats.wilson(sum(bool(value) for value in known), len(known))
-    return stats.mean_interval([decode(value) for value in known])
+        return wilson(successes=sum(bool(value) for value in known), trials=len(known))
+    return mean_interval([decode(value) for value in known])[1:]
 
 
 def headline(runs: Sequence[RunData]) -> list[str]:

@@ -24,10 +24,18 @@ class PolicyService:
         return Action(decided.action, decided.logprob, decided.record, self.version)
 
     def load(self, weights: Weights) -> None:
-        """Take weights named "policy.<parameter>". Every name must be there and fit; caches hold nothing to drop."""
+        """Take weights named "policy.<parameter>". Every name must be there and fit; caches hold nothing to drop.
+
+        Raises:
+            ValueError: they are of another policy; this one acts on with its old weights.
+        """
         module: Any = self.policy
-        arrays = strip_prefix(weights.arrays, "policy.")
-        module.load_state_dict({name: torch.as_tensor(array) for name, array in arrays.items()}, strict=True)
+        arrays = {name: torch.as_tensor(x) for name, x in strip_prefix(weights.arrays, "policy.").items()}
+        own = module.state_dict()
+        wrong = sorted(own.keys() ^ arrays.keys()) or [n for n, x in own.items() if x.shape != arrays[n].shape]
+        if wrong:
+            raise ValueError(f"weights of version {weights.version}: {', '.join(wrong[:5])} do not fit this policy")
+        module.load_state_dict(arrays, strict=True)
         self.version = weights.version
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from m2flow.algorithms.statistics import mean_interval, wilson
+from m2flow.intervals import mean_interval, wilson
 from m2flow.types import EpisodeResult, Evaluation
 
 

@@ -39,7 +39,13 @@ class LocalRuntime:
             kind = choose(places.get(left, home), places.get(right, home))
             ends[left][right], ends[right][left] = kind.pair(name=f"{left} - {right}", ends=(left, right))
         # All of them before the first process starts: what cannot be sent is refused while nothing runs.
-        parcels = {name: child.wrap(specs[name], self.program, ends[name]) for name in places}
+        try:
+            parcels = {name: child.wrap(specs[name], self.program, ends[name]) for name in places}
+        except BaseException:
+            for links in ends.values():
+                for link in links.values():
+                    link.close()
+            raise
         for spec in specs.values():
             if spec.process:
                 cores = [core_of(device) for device in spec.devices if device.startswith("cpu:")]

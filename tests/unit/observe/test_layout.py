@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from m2flow.intervals import mean_interval, wilson
 from m2flow.observe import runinfo
 from m2flow.observe.layout import RunFolder, read_evaluation, read_json, write_json
 from m2flow.observe.rundata import boot_id, interval, load_run, show_interval, show_number, show_seconds
-from m2flow.observe.stats import mean_interval, wilson
 from m2flow.types import Evaluation
 
 
@@ -171,28 +171,11 @@ def test_curves_merge_rows_of_one_step_and_read_special_numbers(tmp_path: Path) 
 def test_intervals_are_the_stored_ones_else_those_of_the_episodes() -> None:
     episodes = [{"ret": float(i), "success_once": i < 3, "length": 5} for i in range(4)]
     plain = Evaluation(1, {"eval/success_once": 0.75}, episodes=episodes)
-    assert interval(plain, "eval/success_once") == pytest.approx(wilson(3, 4))
-    assert interval(plain, "eval/return") == pytest.approx(mean_interval([0.0, 1.0, 2.0, 3.0]))
+    assert interval(plain, "eval/success_once") == pytest.approx(wilson(successes=3, trials=4))
+    assert interval(plain, "eval/return") == pytest.approx(mean_interval([0.0, 1.0, 2.0, 3.0])[1:])
     assert all(math.isnan(end) for end in interval(plain, "eval/other"))
     stored = Evaluation(1, {}, intervals={"eval/success_once": (0.1, 0.2)}, episodes=episodes)
     assert interval(stored, "eval/success_once") == (0.1, 0.2)
-
-
-def test_intervals_by_hand() -> None:
-    # Wilson 8 of 10: centre (0.8 + 0.192073) / 1.384146, half width 1.959964 sqrt(0.016 + 0.0096036) / 1.384146
-    assert wilson(8, 10) == pytest.approx((0.490162, 0.943318), abs=1e-5)
-    assert wilson(0, 10)[0] == 0.0
-    assert wilson(50, 50) == pytest.approx((0.928652, 1.0), abs=1e-6)
-    assert all(math.isnan(end) for end in wilson(0, 0))
-    with pytest.raises(ValueError, match="11 of 10"):
-        wilson(11, 10)
-    # mean 2.5, sample deviation 1.290994, t(3) = 3.182: half width 2.053972
-    assert mean_interval([1.0, 2.0, 3.0, 4.0]) == pytest.approx((0.446028, 4.553972), abs=1e-3)
-    assert all(math.isnan(end) for end in mean_interval([1.0]))
-    # 101 values, half of them 1: t(100) = 1.98397
-    values = [float(i % 2) for i in range(101)]
-    low, high = mean_interval(values)
-    assert (high - low) / 2 == pytest.approx(1.98397 * 0.502469 / math.sqrt(101), rel=1e-3)
 
 
 @pytest.mark.parametrize(

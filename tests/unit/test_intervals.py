@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from m2flow.algorithms import statistics as stats
+from m2flow import intervals as stats
 
 
 def test_wilson_at_the_ends_and_in_the_middle():
@@ -63,5 +63,5 @@ def test_t_interval_covers_the_mean_as_often_as_it_says():
 
 
 def test_statistics_load_no_torch():
-    code = "import sys, m2flow.algorithms.statistics; sys.exit('torch' in sys.modules)"
+    code = "import sys, m2flow.intervals; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
