@@ -80,9 +80,11 @@ def check_every_name_is_taken_or_the_load_is_refused(case: Case) -> None:
         "another shape": {**weights.arrays, first: np.zeros((9, 9, 9), np.float32)},
     }
     for what, arrays in faults.items():
-        service = case.build(0)
-        with pytest.raises((ValueError, RuntimeError, KeyError), match=first.rpartition(".")[2]):
+        service, question = case.build(0), case.question(5)
+        before = ask(case, service, *question)
+        with pytest.raises(ValueError, match=first.rpartition(".")[2]):
             service.load(replace(weights, arrays=arrays))
+        assert same(ask(case, service, *question), before), f"{what}: part of the refused weights is in use"
         if case.version is not None:
             assert case.version(getattr(service, case.method)(*case.question(2))) == 0, what
 
