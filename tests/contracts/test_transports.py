@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from m2flow import protocols
-from m2flow.comm import segment, shared
+from m2flow.comm import shared, shared_segment
 from m2flow.comm.transport import TABLE, Closed, Location, Reference, SharedMemory, choose
 from m2flow.types import Action, Report, Trajectory, Units
 from tests.contracts import transport_peers as peers
@@ -145,7 +145,7 @@ def test_it_has_the_methods_of_the_protocol(links):
 
 def test_sizes_around_the_border_of_the_frame(links):
     end = links.start(peers.echo)
-    for size in (*range(shared.INLINE - 200, shared.INLINE + 200, 37), shared.INLINE * 5 - 13, segment.SMALLEST):
+    for size in (*range(shared.INLINE - 200, shared.INLINE + 200, 37), shared.INLINE * 5 - 13, shared_segment.SMALLEST):
         payload = np.arange(size, dtype=np.uint8)
         end.send(payload, timeout=WAIT)
         assert equal(end.recv(timeout=WAIT), payload), size
