@@ -156,13 +156,8 @@ def test_stored_results_are_whole(path) -> None:
         return
     if found["name"].startswith("learning_"):
         for one in found["runs"]:
-            assert {"who", "seed", "return", "curve", "commit", "versions", "job"} <= one.keys()
+            assert {"who", "seed", "return", "commit", "versions", "job"} <= one.keys()
         assert found["summary"] == json.loads(json.dumps(learning.verdict(found["runs"])))
-        return
-    if found["name"] == "parity_sb3":
-        assert found["advantage_difference"] < 1e-5 * found["advantage_largest"]
-        assert found["weight_difference"] < 1e-3 * found["weight_moved"]
-        assert found["cut_episodes"] > 0
         return
     made = suite.groups(quick=False)[found["name"]]
     assert found["work"] == dict(made.work)
