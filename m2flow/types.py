@@ -86,9 +86,11 @@ class Step:
     info: Mapping[str, Array] = field(default_factory=dict)  # name -> [B], for instance "success"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Action:
     """What a policy decided for B lanes: the action to execute, and all that is needed to score it again.
+
+    Not frozen, because the policy service stamps the version on what its policy has just made.
 
     Example (Gaussian, 6 dims): `action [B, 1, 6]`, `logprob [B, 1, 6]`, `record={"action": [B, 1, 6]}`.
     """

@@ -122,7 +122,10 @@ class Gaussian(nn.Module):
 
     def draw_rows(self, out: Host, noise: Host | None, own: Sequence[Host]) -> Action:
         """The same in numpy."""
-        mean, log_std = self.parameters_of_rows(out, own)
+        if own and self.bounds is None:  # the usual case, without a call
+            mean, log_std = out.reshape(-1, *self.shape), own[0]
+        else:
+            mean, log_std = self.parameters_of_rows(out, own)
         if noise is None:
             return Action(mean, normal_logprob_rows(mean, mean, log_std), {"action": mean})
         action = np.exp(log_std) * noise

@@ -21,7 +21,8 @@ class PolicyService:
     def act(self, obs: Observation, noise: Array | None) -> Action:
         """Decide for the lanes in `obs`; see `Policy.act`."""
         decided = self.policy.act(obs, noise)
-        return Action(decided.action, decided.logprob, decided.record, self.version)
+        decided.version = self.version
+        return decided
 
     def load(self, weights: Weights) -> None:
         """Take weights named "policy.<parameter>". Every name must be there and fit; caches hold nothing to drop.

@@ -18,7 +18,7 @@ from m2flow import seeds
 from m2flow.protocols import Reward, VectorEnv
 from m2flow.roles.segment import Segment
 from m2flow.spec import Join
-from m2flow.types import Action, Array, EpisodeResult, Metric, Observation, Report, Step, Tick, Trajectory, Tree
+from m2flow.types import Array, EpisodeResult, Metric, Observation, Report, Step, Tick, Trajectory, Tree
 
 EPISODES_PER_LANE = 1 << 32  # episode id = lane * this + k-th episode of the lane
 
@@ -170,17 +170,22 @@ class _Lanes:
         kind, shape = self.acting.noise
         noise = seeds.draw(kind, self.key, self.ids, np.arange(turn, turn + length), shape).astype(self.acting.dtype)
         segment, act, chunk = Segment(length, self.obs, self.acting.chunk), self.policy.act, self.acting.chunk
-        for t in range(length):
-            action = await act(self.obs, noise[t])
-            segment.acted(t, action)
-            decoded = self._decode(action)
-            if chunk == 1:
-                self.env.send(decoded[:, 0])
-                if self.overlap:
-                    await asyncio.sleep(0)
-                self._receive(segment, t, 0, None)
-            else:
-                await self._chunk(segment, t, decoded)
+        decode = self.join.decode
+        try:
+            for t in range(length):
+                action = await act(self.obs, noise[t])
+                segment.acted(t, action)
+                decoded = decode(action.action, self.ids)
+                if chunk == 1:
+                    self.env.send(decoded[:, 0])
+                    if self.overlap:
+                        await asyncio.sleep(0)
+                    self._receive(segment, t, 0, None)
+                else:
+                    await self._chunk(segment, t, decoded)
+        except ValueError:
+            self.join.inspect(self.obs, self.ids)  # an action that is not finite, of an observation that was not
+            raise
         ended = segment.finish()
         if self.grouped and not ended[-1].all():
             raise ValueError(
@@ -198,15 +203,6 @@ class _Lanes:
         )
         self._inspect(trajectory)
         return trajectory
-
-    def _decode(self, action: Action) -> np.ndarray[Any, Any]:
-        """The action for the environment. Where it is not finite because the observation was not, that is what is
-        said."""
-        try:
-            return self.join.decode(action.action, self.ids)  # type: ignore[no-any-return]
-        except ValueError:
-            self.join.inspect(self.obs, self.ids)
-            raise
 
     def _inspect(self, trajectory: Trajectory) -> None:
         """Nothing that is not finite goes to training or into a replay buffer: one pass over all that was collected."""
