@@ -25,7 +25,7 @@ help: ## List the targets
 	@printf 'make TARGET, where TARGET is one of\n\n'
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.demo ## Train the main job: a robot arm learns to press a button (about 5 minutes of training per seed)
+demo: $(VENV)/.demo ## Train the main job: a robot arm learns to press a button (about 2 minutes of training per seed)
 	$(call say,Training recipes/metaworld_button_ppo.yaml with seeds 0 1 2; each is evaluated before and after on 50 seeds it never saw)
 	$(BIN)/m2flow train recipes/metaworld_button_ppo.yaml --seed 0 1 2
 
