@@ -173,7 +173,7 @@ class Join:
                 raise ValueError(
                     f"observation {name!r}: got [B, {_dims(x.shape[1:])}], the spec says [B, {_dims(shape)}]"
                 )
-            y = x if x.dtype is host_dtype else _cast(x, dtype)
+            y = x if x.dtype is host_dtype else x.astype(host_dtype) if type(x) is np.ndarray else _cast(x, dtype)
             if out is not None:
                 out[name] = y
             elif y is not x:

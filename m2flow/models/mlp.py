@@ -16,7 +16,7 @@ from m2flow import seeds
 from m2flow.activations import ACTIVATIONS
 from m2flow.models.distributions import Categorical, Gaussian, Squashed
 from m2flow.models.encoder import Encoder, host, policy_spec, tensor
-from m2flow.models.layers import Dense, HostViews, Trunk, check_network, dense, on_host
+from m2flow.models.layers import HOST_LIMIT, Dense, HostViews, Trunk, check_network, dense
 from m2flow.models.normalizer import MIN_STD
 from m2flow.types import Action, Array, Field, Observation, Score, Spec
 
@@ -88,12 +88,16 @@ class MLPPolicy(nn.Module):
         self._pairs = (*self.trunk.pairs, (self.last.weight, self.last.bias))
         self._modules_used = (self.encoder, self.distribution)
         self._activate = ACTIVATIONS[config.activation]
-        self._widest = max(weight.numel() for weight, _ in self._pairs)
-        self._views = self._make_views()
+        self._settle()
 
-    def _make_views(self) -> HostViews:
-        """Weights and biases in order, then what the distribution owns."""
-        return HostViews((*chain.from_iterable(self._pairs), *self.distribution.tensors()))
+    def _settle(self) -> None:
+        """What acting in numpy needs to know of where the weights are now.
+
+        Views of weights and biases in order, then of what the distribution owns; and for how many rows it is used.
+        """
+        self._views = HostViews((*chain.from_iterable(self._pairs), *self.distribution.tensors()))
+        widest = max(weight.numel() for weight, _ in self._pairs)
+        self._host_rows = HOST_LIMIT // widest if self._weight.is_cpu else 0
 
     @property
     def _weight(self) -> Tensor:
@@ -104,7 +108,7 @@ class MLPPolicy(nn.Module):
     def act(self, obs: Observation, noise: Array | None) -> Action:
         """Decide for B lanes: action [B, C, *action shape], log-prob [B, *axes]. `noise` None: the mode."""
         first = next(iter(obs.values()))
-        if not on_host(first, self._weight, self._widest):
+        if type(first) is not np.ndarray or len(first) > self._host_rows:
             decided = self._act_torch(obs, noise)
             return _to_host(decided) if isinstance(first, np.ndarray) else decided
         views, (encoder, distribution) = self._views(), self._modules_used
@@ -155,7 +159,7 @@ class MLPPolicy(nn.Module):
         """Casts and moves; the spec says which dtype is read."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.spec = policy_spec(self.spec, self._weight.dtype)
-        self._views = self._make_views()
+        self._settle()
         return self
 
 
