@@ -85,7 +85,7 @@ class Encoder(nn.Module):
         """The same in numpy. May share memory with `obs` where nothing had to change; never write to it."""
         parts = []
         for name, size, categories in self.fields:
-            x = obs[name]
+            x: NDArray[Any] = obs[name]
             if type(x) is not np.ndarray:
                 x = host(x)
             if len(self.fields) == 1 and self.normalizer is None and x.ndim == 2 and x.dtype is dtype:
