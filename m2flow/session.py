@@ -173,6 +173,8 @@ class Session:
 
     def _on_step(self, step: int, said: Said) -> Stop | None:
         """Reduce, record, check. Evaluations are logged under the step they follow."""
+        if not self.folder.config.exists():
+            raise FileNotFoundError(f"{self.folder.path}: the run's folder was deleted while it trained")
         now = time.monotonic()
         row = reduce(said)
         row["time/step_s"] = now - self.stepped
@@ -263,6 +265,8 @@ class Session:
 
     def _way_on(self) -> str:
         """How an interrupted run is continued, if it can be."""
+        if not self.folder.config.exists():
+            return f"{self.folder.path} was deleted, so it cannot be resumed"
         own = [step for step in self.store.steps() if step <= self.done]  # a later one is of another past
         if not own:
             return (

@@ -140,19 +140,19 @@ class SAC:
             target = losses.sac_target(
                 reward=columns["reward"],
                 terminated=columns["terminated"],
-                next_q=model.value("q", next_obs, action, slow=True).squeeze(-1),
+                next_q=_critics(model.value("q", next_obs, action, slow=True)),
                 next_logprob=logprob,
                 temperature=self._alpha(model) if self.backup_entropy else 0.0,
                 gamma=self.gamma,
             )
-        q = model.value("q", batch.obs, columns["action"]).squeeze(-1)
+        q = _critics(model.value("q", batch.obs, columns["action"]))
         total = losses.sac_critic_sum(q=q, target=target)
         metrics = {"q": (q.detach()[0].sum(), "steps"), "q_target": (target.sum(), "steps")}
         return Loss((Term("critic", total, "steps"),), metrics)
 
     def _actor(self, model: Model, batch: Batch, noise: Tensor) -> Loss:
         action, logprob = model.policy.propose(batch.obs, noise)
-        q = model.value("q", batch.obs, action).squeeze(-1)
+        q = _critics(model.value("q", batch.obs, action))
         total = losses.sac_actor_sum(q=q, logprob=logprob, temperature=self._alpha(model))
         return Loss((Term("actor", total, "steps"),), {"entropy": (-logprob.detach().sum(), "steps")})
 
@@ -172,3 +172,8 @@ class SAC:
             return self.temperature
         alpha: Tensor = model.scalar("log_alpha").detach().exp()
         return alpha
+
+
+def _critics(q: Tensor) -> Tensor:
+    """[critics, S] of a head's [critics, S, 1], or of the [S, 1] of a single one."""
+    return q.squeeze(-1) if q.dim() == 3 else q.squeeze(-1).unsqueeze(0)

@@ -13,6 +13,7 @@ from m2flow import registry
 
 PLANS = ("collocated", "disaggregated", "hybrid")
 MAX_SEED = 2**63 - 1
+LONGEST = 1e9  # seconds, 30 years: what a wait can be told
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,8 +92,10 @@ class Recipe:
             raise ValueError(f"name: must be usable as the name of a folder, got {self.name!r}")
         if self.seed is not None and not 0 <= self.seed <= MAX_SEED:
             raise ValueError(f"seed: must be between 0 and 2**63 - 1, or null, got {self.seed}")
-        if not self.stall_limit > 0:
-            raise ValueError(f"stall_limit: must be more than 0 seconds, got {self.stall_limit}")
+        if not 0 < self.stall_limit <= LONGEST:
+            raise ValueError(
+                f"stall_limit: must be more than 0 and at most {LONGEST:g} seconds, got {self.stall_limit}"
+            )
         if self.steps < 1:
             raise ValueError(f"steps: must be at least 1, got {self.steps}")
 

@@ -232,25 +232,36 @@ def _single(annotation: Any, value: Any, path: Path, problems: list[Problem], me
 
 
 def _numbers(value: Any, path: Path, problems: list[Problem]) -> bool:
-    """Whether no number in `value` is NaN: it compares false with every bound, so no range check would see it."""
+    """Whether every number in `value` is one that can be computed with.
+
+    NaN compares false with every bound, so no range check would see it. Infinity is a bound that never acts: an
+    environment, an alarm or an early stop may have one; where losses and weights are made of it, it becomes NaN.
+    """
     found = [
-        Problem(at, "is NaN, which is no number; give a number, or leave the key out for its default")
-        for at in _nans(value, path)
+        Problem(
+            at,
+            f"is {'NaN' if math.isnan(number) else 'infinite'}, which is no number to train with; give one, or drop the key",
+        )
+        for at, number in _odd(value, path)
+        if math.isnan(number) or at[0] not in _MAY_BE_INFINITE
     ]
     problems += found
     return not found
 
 
-def _nans(value: Any, path: Path) -> Iterator[Path]:
-    """Where NaN stands."""
+_MAY_BE_INFINITE = ("env", "alarms", "early_stop")
+
+
+def _odd(value: Any, path: Path) -> Iterator[tuple[Path, float]]:
+    """Where NaN and infinities stand."""
     if isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _nans(item, (*path, str(key)))
+            yield from _odd(item, (*path, str(key)))
     elif isinstance(value, list | tuple):
         for i, item in enumerate(value):
-            yield from _nans(item, (*path, str(i)))
-    elif isinstance(value, float) and math.isnan(value):
-        yield path
+            yield from _odd(item, (*path, str(i)))
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield path, value
 
 
 def _show(value: Any) -> str:

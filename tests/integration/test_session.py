@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -98,6 +100,31 @@ def test_sac_learns_through_the_replay_channel(tmp_path: Path) -> None:
     before, after = run.evaluations()
     assert before.metrics["eval/success_once"] <= 0.3
     assert after.metrics["eval/success_once"] >= 0.9
+
+
+def test_sac_works_with_one_critic(tmp_path: Path) -> None:
+    how = SAC | {"objective": {"name": "sac", "critic_hidden": [8], "critics": 1}}
+    assert all(row["train/samples"] > 0 for row in small.train(tmp_path, "run", **how, steps=4).metrics()[2:])
+
+
+def test_weights_that_are_not_finite_end_the_run_and_are_not_saved(tmp_path: Path) -> None:
+    """The gradient is fine, what the last update of the step makes of it is not."""
+    trainer = {"name": "torch", "dtype": "float32", "optimizer": "adamw", "weight_decay": 1e30, "learning_rate": 1e10}
+    env = {"name": "point_reach", "horizon": 10}
+    with pytest.raises(RunFailed, match="is not finite .* look at the learning rate and weight decay"):
+        small.train(tmp_path, "run", env=env, trainer=trainer, learner={"epochs": 1}, steps=1, checkpoint={"every": 1})
+    assert not list((tmp_path / "run" / "checkpoints").glob("step_*"))
+
+
+def test_a_folder_that_is_deleted_while_it_trains_ends_the_run(tmp_path: Path) -> None:
+    def delete() -> None:
+        while not (tmp_path / "run" / "metrics.jsonl").exists():
+            time.sleep(0.02)
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+
+    threading.Thread(target=delete, daemon=True).start()
+    with pytest.raises(FileNotFoundError, match="deleted while it trained"):
+        small.train(tmp_path, "run", steps=100000)
 
 
 def test_sac_resume_is_exact_with_its_replay(tmp_path: Path) -> None:

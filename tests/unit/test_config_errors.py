@@ -65,6 +65,19 @@ def test_nan_is_refused_wherever_it_stands(override: str, key: str) -> None:
     assert "is NaN, which is no number" in lines[0]
 
 
+@pytest.mark.parametrize(
+    "override",
+    ["objective.reward_scale=.inf", "objective.value_coef=1e400", "policy.log_std_init=-.inf", "stall_limit=.inf",
+     "policy.std_schedule=[[0,.inf]]", "trainer.weight_decay=.inf", "stall_limit=1e30", "trainer.threads=99999"],
+)  # fmt: skip
+def test_numbers_that_nothing_can_be_computed_with_are_refused(override: str) -> None:
+    assert refused(START, override)[0].startswith(override.partition("=")[0])
+
+
+def test_a_bound_of_an_alarm_or_an_environment_may_be_infinite() -> None:
+    config.load(START, "alarms.kl_max=.inf", "env.radius=.inf")
+
+
 def test_nan_given_from_python_is_refused_too() -> None:
     (line,) = refused({**START, "env": PointReachConfig(speed=math.nan)})
     assert line.startswith("env.speed: is NaN")

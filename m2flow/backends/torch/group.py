@@ -46,14 +46,27 @@ class Group:
             return norm
         value = norm.item()
         if not math.isfinite(value):
-            bad = [name for name, x in self.flat.split(grad).items() if not bool(x.isfinite().all())]
+            bad = _not_finite(self.flat.split(grad))
+            what = f"the gradient of {', '.join(bad[:5])} is not finite ({len(bad)} parameters in all)"
+            if not bad:
+                largest = max(self.flat.split(grad).items(), key=lambda item: float(item[1].abs().max()))[0]
+                what = f"the gradient is so large, most of all that of {largest}, that its norm overflows"
             raise FloatingPointError(
-                f"phase {phase!r}, update {self.optimizer.updates + 1}: the gradient of {', '.join(bad[:5])} is not "
-                f"finite ({len(bad)} parameters in all); look at rewards, observations and the learning rate"
+                f"phase {phase!r}, update {self.optimizer.updates + 1}: {what}; look at rewards, observations, "
+                "coefficients and the learning rate"
             )
         if limit is not None and value > limit - 1e-6:
             grad.mul_(limit / (value + 1e-6))
         return value
+
+    def check_finite(self) -> None:
+        """Raise FloatingPointError if a weight is not finite."""
+        if not bool(self.flat.data.isfinite().all()):
+            bad = _not_finite(self.flat.split(self.flat.data))
+            raise FloatingPointError(
+                f"group {self.name!r}, after update {self.optimizer.updates}: {', '.join(bad[:5])} is not finite "
+                f"({len(bad)} parameters in all); look at the learning rate and weight decay"
+            )
 
     def state(self) -> dict[str, Any]:
         moments = {
@@ -81,6 +94,10 @@ class Group:
         """After a move: flat tensors on the new device."""
         self.flat.gather()
         self.optimizer.moments = {name: x.to(device) for name, x in self.optimizer.moments.items()}
+
+
+def _not_finite(arrays: Mapping[str, Tensor]) -> list[str]:
+    return [name for name, x in arrays.items() if not bool(x.isfinite().all())]
 
 
 def same_arrays(what: str, own: Mapping[str, Tensor], saved: Mapping[str, Any]) -> None:

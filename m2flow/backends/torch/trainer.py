@@ -64,8 +64,8 @@ class TorchTrainerConfig:
             raise ValueError(f"final_fraction: must be in [0, 1], got {self.final_fraction}")
         if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", self.device):
             raise ValueError(f"device: {self.device!r}; expected cpu, cuda, cuda:<number> or mps")
-        if self.threads < 1:
-            raise ValueError(f"threads: must be at least 1, got {self.threads}")
+        if not 1 <= self.threads <= 1024:
+            raise ValueError(f"threads: must be 1 to 1024, got {self.threads}")
         self._check_schedule()
 
     def _check_schedule(self) -> None:
@@ -224,8 +224,13 @@ class TorchTrainer:
 
         Checksums (CRC-32 of the bytes, by name) are made for the first publication only: they cost more than a small
         update, and what can go wrong on the way is wrong from the start.
+
+        Raises:
+            FloatingPointError: a weight is not finite. Nothing acts with such weights, and no checkpoint holds them.
         """
         self._check()
+        for group in self.groups.values():
+            group.check_finite()
         arrays = {
             name: x.detach().to("cpu", copy=True)
             for name, x in self.model.state_dict().items()
