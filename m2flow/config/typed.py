@@ -240,7 +240,7 @@ def _numbers(value: Any, path: Path, problems: list[Problem]) -> bool:
     found = [
         Problem(
             at,
-            f"is {'NaN' if math.isnan(number) else 'infinite'}, which is no number to train with; give one, or drop the key",
+            f"is {'NaN' if math.isnan(number) else 'infinite'}, which is no number to train with; give one, or none",
         )
         for at, number in _odd(value, path)
         if math.isnan(number) or at[0] not in _MAY_BE_INFINITE
