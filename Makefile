@@ -1,6 +1,7 @@
 # m2flow. Every target sets itself up: it needs Python 3.11 or newer and make, nothing else. `make help` lists them.
 #
 #   make PYTHON=/path/to/python3.12 ...   another Python
+#   make demo SEEDS=0   one seed, two minutes
 #   make PIP_FLAGS="--extra-index-url URL" ...   packages from elsewhere, for instance CPU builds of torch on Linux
 
 SHELL := /bin/bash
@@ -13,6 +14,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
 PIP_FLAGS ?=
+SEEDS ?= 0 1 2
 PINS := requirements/constraints.txt
 SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
@@ -26,8 +28,8 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.demo ## Train the main job: a robot arm learns to press a button (about 2 minutes of training per seed)
-	$(call say,Training recipes/metaworld_button_ppo.yaml with seeds 0 1 2; each is evaluated before and after on 50 seeds it never saw)
-	$(BIN)/m2flow train recipes/metaworld_button_ppo.yaml --seed 0 1 2
+	$(call say,Training recipes/metaworld_button_ppo.yaml with seeds $(SEEDS); each is evaluated before and after on 50 seeds it never saw)
+	$(BIN)/m2flow train recipes/metaworld_button_ppo.yaml --seed $(SEEDS)
 
 test: $(VENV)/.dev ## Run all tests
 	$(call say,Running the tests)
@@ -74,7 +76,7 @@ $(VENV)/.python:
 
 $(VENV)/.demo: pyproject.toml $(PINS) | $(VENV)/.python
 	@if [ $(VENV)/.dev -nt pyproject.toml ] && [ $(VENV)/.dev -nt $(PINS) ]; then touch $@; else \
-	printf '\n[m2flow] Step 2 of 2: installing the packages the demo needs (about 1 GB on disk; a few minutes, once)\n'; \
+	printf '\n[m2flow] Step 2 of 2: installing the packages the demo needs (1 to 2 GB on disk, more with CUDA; a few minutes, once)\n'; \
 	$(PIP) install $(PIP_FLAGS) -c $(PINS) -e '.[demo]'; touch $@; fi
 
 $(VENV)/.dev: pyproject.toml $(PINS) | $(VENV)/.python

@@ -226,11 +226,16 @@ def ls(root: str | Path = "runs") -> str:
     return listing(Path(root))
 
 
-def report(*runs: str | Path, out: str | Path) -> Path:
-    """One self-contained HTML page about one or several runs."""
+def report(*runs: str | Path, out: str | Path | None = None) -> Path:
+    """One self-contained HTML page about one or several runs: by default the run's own, or one beside the first run."""
     from m2flow.observe.report import write_report
 
-    return write_report([Path(run) for run in runs], Path(out))
+    folders = [Path(run) for run in runs]
+    if out is None and folders:
+        first = folders[0]
+        several = first.resolve().parent / f"{first.resolve().name}-and-{len(folders) - 1}-more.html"
+        out = several if len(folders) > 1 else RunFolder(first).report
+    return write_report(folders, Path(out or ""))
 
 
 def describe(recipe: Source, *overrides: str) -> str:

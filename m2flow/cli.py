@@ -134,7 +134,7 @@ def train(
         runs.append(run.path)
     typer.echo(api.show(*runs))
     if len(runs) > 1:
-        page = api.report(*runs, out=runs[0].parent / f"{runs[0].name}-and-{len(runs) - 1}-more.html")
+        page = api.report(*runs)
         typer.echo(f"report of all seeds: {page}")
     if any(api.Run(path).alarmed for path in runs):
         raise typer.Exit(1)
@@ -202,7 +202,10 @@ def show(runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Fold
 @command
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The page to write.")] = Path("report.html"),
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The page to write. Default: in or beside the first run's folder."),
+    ] = None,
 ) -> None:
     """Write one page about runs: curves, timeline, episodes."""
     from m2flow import api

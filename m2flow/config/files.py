@@ -62,11 +62,13 @@ def _layers(source: Any) -> tuple[tuple[Layer, ...], File]:
 
 
 def _inline_plan(data: dict[str, Any], folder: File, problems: list[Problem]) -> None:
-    """Read a plan given as a path (beside the recipe, else from here): the recipe stored with a run is complete."""
+    """Read a plan given as a path (beside the recipe, else from here) or as the name of a shipped one: the recipe that
+    is stored with a run is complete."""
     plan = data.get("plan")
     if not isinstance(plan, str) or plan in PLANS:
         return
-    for path in dict.fromkeys((folder / plan, File(plan), *(root / plan for root in _roots()))):
+    named = [shipped("plans")[plan]] if plan in shipped("plans") else []
+    for path in dict.fromkeys((folder / plan, File(plan), *(root / plan for root in _roots()), *named)):
         if path.is_file():
             try:
                 data["plan"] = freeze(parse_yaml(read_text(path), str(path)).values)

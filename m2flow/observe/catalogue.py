@@ -40,6 +40,7 @@ rollout/episodes             | episodes  | sum       | episodes that ended in th
 rollout/env_steps            | env steps | sum       | environment steps taken
 
 reward/error                 | samples   | sum       | samples whose reward failed
+reward/error_share           | share     | mean      | samples whose reward failed, of all
 reward/*                     | reward    | mean      | a named component of the reward
 
 eval/return                  | reward    | mean      | return of evaluation episodes

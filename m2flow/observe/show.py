@@ -48,6 +48,9 @@ def show(runs: Path | str | Sequence[Path | str], *, width: int | None = None, c
     folders = [runs] if isinstance(runs, str | Path) else list(runs)
     if not folders:
         raise ValueError("runs: none given; pass at least one run folder")
+    for folder in folders:
+        if Path(folder).is_dir() and not is_run(Path(folder)) and find_runs(folder):
+            raise FileNotFoundError(f"{folder}: no run here; `m2flow ls {folder}` lists the runs below it")
     loaded = [load_run(folder, spans=False) for folder in folders]
     console, text = _console(width, colour)
     for run in loaded:
@@ -151,9 +154,14 @@ def find_runs(root: Path | str) -> list[Path]:
     return list(_walk(base, 3))
 
 
-def _walk(folder: Path, depth: int) -> Iterator[Path]:
+def is_run(folder: Path) -> bool:
+    """Whether a folder holds a run, whatever is left of it."""
     files = RunFolder(folder)
-    if any(file.exists() for file in (files.status, files.config, files.metrics)):
+    return any(file.exists() for file in (files.status, files.config, files.metrics))
+
+
+def _walk(folder: Path, depth: int) -> Iterator[Path]:
+    if is_run(folder):
         yield folder
     elif depth:
         for child in sorted(folder.iterdir()):

@@ -61,6 +61,7 @@ class FunctionReward:
 
     def __init__(self, config: FunctionRewardConfig, function: Callable[[Any], Any]) -> None:
         self.config, self.function = config, function
+        self._told: set[str] = set()
 
     def score(self, items: Sequence[Any]) -> Mapping[str, Array]:
         """float32 [len(items)] by name: "reward", "error" (1 where the function raised), and every component (NaN where
@@ -80,7 +81,9 @@ class FunctionReward:
         except Exception as error:
             if self.config.errors == "raise":
                 raise ValueError(f"reward {self.config.function}: sample {index} raised {error!r}") from error
-            _LOG.warning("reward %s: sample %d raised %r; counted as an error", self.config.function, index, error)
+            if repr(error) not in self._told:  # each kind once: a step has thousands of samples
+                self._told.add(repr(error))
+                _LOG.warning("reward %s: sample %d raised %r; counted as an error", self.config.function, index, error)
             return {"reward": self.config.error_reward, "error": 1.0}
         return self._combine(index, answer) | {"error": 0.0}
 

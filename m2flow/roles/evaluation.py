@@ -8,6 +8,7 @@ module changes its mode.
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import inspect
 import logging
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -173,6 +174,8 @@ class Evaluator:
         if writer is None or self.config.videos == 0:
             return None
         ready, why = self.env_config.renderable()
+        if ready and importlib.util.find_spec("imageio_ffmpeg") is None:
+            ready, why = False, "package imageio-ffmpeg is missing: pip install 'm2flow[video]'"
         if ready:
             return writer
         if 0 in self.rows:

@@ -110,6 +110,7 @@ class Rollout:
             known = values[~np.isnan(values)]
             if name == "error":
                 metrics["reward/error"] = Metric(float(known.sum()), "sum")
+                metrics["reward/error_share"] = Metric(float(known.mean()), "mean", float(len(known)))
             elif len(known):
                 metrics[f"reward/{name}"] = Metric(float(known.mean()), "mean", float(len(known)))
         return metrics

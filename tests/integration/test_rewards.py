@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import m2flow
+from m2flow.runtime.failures import RunFailed
 from m2flow.types import EpisodeResult
 from tests.integration import small
 
@@ -63,3 +64,19 @@ def test_a_function_that_is_not_there_is_refused_before_anything_starts(tmp_path
     with pytest.raises(ValueError, match=r"reward\.function"):
         m2flow.train(recipe, run_dir=tmp_path / "run", quiet=True)
     assert not (tmp_path / "run").exists()
+
+
+def broken(episode: EpisodeResult) -> float:
+    """Asks for what an episode does not have."""
+    return float(episode.steps["reward"][0])
+
+
+def test_a_reward_that_fails_on_every_sample_stops_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    reward = {"name": "function", "function": f"{__name__}:broken"}
+    run = small.train(tmp_path, "run", **REACH, reward=reward, steps=50)
+    assert run.alarmed
+    assert len(run.metrics()) == 1
+    assert run.metrics()[0]["reward/error_share"] == 1.0
+    assert [record.name for record in caplog.records if record.name == "m2flow.rewards"] == ["m2flow.rewards"]
+    with pytest.raises(RunFailed, match="KeyError"):
+        small.train(tmp_path, "other", **REACH, reward=reward | {"errors": "raise"})

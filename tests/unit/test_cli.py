@@ -255,6 +255,15 @@ def test_report_writes_one_page_about_runs(capsys: pytest.CaptureFixture[str], t
     assert code == 0, err
     assert out == f"wrote {page}\n"
     assert "<html" in page.read_text()
+    run.folder.report.unlink()
+    assert call(capsys, "report", str(run.path))[1] == f"wrote {run.folder.report}\n"
+    assert call(capsys, "report", str(run.path), str(run.path))[1] == f"wrote {tmp_path / 'run-and-1-more.html'}\n"
+
+
+def test_a_shipped_plan_is_found_by_its_name(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    _, out, err = call(capsys, "check", "cartpole_ppo", "--plan", "two_rollouts")
+    assert "two_rollouts" in out + err
+    assert "no plan" not in out + err
 
 
 def test_diagnose_finds_what_the_doctor_finds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -189,14 +189,14 @@ def test_every_alarm_says_what_was_seen_and_what_to_look_at() -> None:
     config = AlarmConfig(no_signal_steps=1, zero_gradient_steps=1, stuck_steps=1, stuck_evaluations=1)
     bad = {
         "train/logprob_gap": 0.5, "train/policy_loss": math.nan, "train/samples": 0.0, "train/dead_groups": 1.0,
-        "train/grad_norm": 0.0, "train/entropy": 0.0,
+        "reward/error_share": 0.5, "train/grad_norm": 0.0, "train/entropy": 0.0,
         "train/approx_kl": 5.0, "rollout/success": 0.0, "eval/success_once": 0.0,
     }  # fmt: skip
     alarms = config.build(floor=automatic_floor(1, 3))
     found = alarms.check(0, {"train/advantage_std": 0.0}) + alarms.check(1, bad)
     found += config.build().check(0, {"train/policy_loss": math.inf})
     assert {a.kind for a in found} == {
-        "logprob_gap", "non_finite", "nothing", "no_signal", "zero_gradient", "entropy", "kl", "stuck",
+        "logprob_gap", "non_finite", "nothing", "reward", "no_signal", "zero_gradient", "entropy", "kl", "stuck",
     }  # fmt: skip
     for alarm in found:
         assert alarm.action in ACTIONS

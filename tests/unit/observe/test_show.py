@@ -73,3 +73,9 @@ def test_ls_of_nothing_says_so_and_of_no_folder_is_an_error(tmp_path: Path) -> N
     assert ls(tmp_path) == f"no runs in {tmp_path}"
     with pytest.raises(FileNotFoundError, match="no such folder"):
         ls(tmp_path / "none")
+
+
+def test_show_of_a_folder_of_runs_says_how_to_list_them(tmp_path: Path) -> None:
+    RunFolder(tmp_path / "runs" / "one").create().status.write_text("{}")
+    with pytest.raises(FileNotFoundError, match="no run here; `m2flow ls"):
+        show([tmp_path / "runs"])
