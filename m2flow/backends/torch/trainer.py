@@ -65,7 +65,7 @@ class TorchTrainerConfig:
         if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", self.device):
             raise ValueError(f"device: {self.device!r}; expected cpu, cuda, cuda:<number> or mps")
         if not 1 <= self.threads <= 1024:
-            raise ValueError(f"threads: must be 1 to 1024, got {self.threads}")
+            raise ValueError(f"threads: must be at least 1 and at most 1024, got {self.threads}")
         self._check_schedule()
 
     def _check_schedule(self) -> None:
