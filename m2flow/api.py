@@ -62,6 +62,13 @@ class Run:
         """Evaluations, in order of their step."""
         return [read_evaluation(path) for _, path in self.folder.evaluation_files()]
 
+    def policy(self, step: int | None = None) -> Any:
+        """The trained policy, ready to act: of the latest checkpoint, or of that after `step` steps.
+
+        `run.policy().act({"state": rows}, None).action` decides for a batch of observations: [B, C, ...].
+        """
+        return build.trained_policy(self.recipe, self.folder, step)
+
     def __str__(self) -> str:
         return show(self.path)
 

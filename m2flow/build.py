@@ -162,23 +162,30 @@ def parts(recipe: Recipe, spec: Spec, videos: Path | None = None) -> dict[str, P
 # ---- evaluation outside of a run
 
 
+def trained_policy(recipe: Recipe, folder: RunFolder, step: int | None) -> Any:
+    """The policy with the weights of a checkpoint (the latest if `step` is None)."""
+    from m2flow.backends.checkpoint import read_policy
+
+    policy = build_policy(recipe, recipe.env.spec())
+    policy.load_state_dict(read_policy(recipe.checkpoint.build(folder.checkpoints).path(step)))
+    return policy.eval()
+
+
 def evaluate_checkpoint(recipe: Recipe, folder: RunFolder, step: int | None) -> Evaluation:
     """Evaluate the policy of a checkpoint (the latest if `step` is None) in this process, and return what was found."""
     import asyncio
     from concurrent.futures import ThreadPoolExecutor
 
-    from m2flow.backends.checkpoint import read_policy
     from m2flow.roles.evaluation import summarise
     from m2flow.roles.policy import PolicyService
     from m2flow.runtime.cluster import detect
     from m2flow.runtime.worker import LocalHandle
-    from m2flow.types import Tick, Weights
+    from m2flow.types import Tick
 
     spec = recipe.env.spec()
-    store = recipe.checkpoint.build(folder.checkpoints)
-    done, arrays = saved_step(store, step), read_policy(store.path(step))
-    service = PolicyService(build_policy(recipe, spec))
-    service.load(Weights(done, {f"policy.{name}": array for name, array in arrays.items()}))
+    done = saved_step(recipe.checkpoint.build(folder.checkpoints), step)
+    service = PolicyService(trained_policy(recipe, folder, step))
+    service.version = done
     devices = tuple(device.id for device in detect().devices if device.kind == "cpu")
     evaluator = EvaluatorPart(recipe, spec, folder.videos)(
         Context("evaluator", 0, 1, devices, {"policy": LocalHandle(service)})

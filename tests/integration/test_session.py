@@ -79,6 +79,11 @@ def test_ppo_learns_and_the_folder_tells_it(tmp_path: Path) -> None:
     assert m2flow.show(run.path)
     again = m2flow.evaluate(run)
     assert again.metrics == after.metrics, "evaluating the checkpoint gives the number of the run"
+    [name] = run.policy().spec.observation
+    state = np.array([[0.4, 0.4, 0.0, 0.0][: run.policy().spec.observation[name].size]] * 3)
+    decided = run.policy(step=25).act({name: state}, None).action
+    assert decided.shape[:2] == (3, 1)
+    np.testing.assert_array_equal(decided[0], decided[2])
 
 
 def test_sac_learns_through_the_replay_channel(tmp_path: Path) -> None:
