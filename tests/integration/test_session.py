@@ -350,7 +350,12 @@ def test_a_gaussian_policy_that_does_not_explore_is_told_of(tmp_path: Path, log_
 
 
 def test_every_alarm_watches_something_that_a_run_writes(tmp_path: Path) -> None:
-    grpo = {"objective": {"name": "grpo"}, "rollout": {"lanes": 4, "length": 10, "group": 2}, "learner": {"epochs": 1}}
+    grpo = {
+        "objective": {"name": "grpo"},
+        "rollout": {"lanes": 4, "length": 10, "group": 2},
+        "learner": {"epochs": 1},
+        "reward": {"name": "function", "function": "m2flow.rewards.episode:success"},
+    }
     written: set[str] = set()
     for number, settings in enumerate(({}, grpo, SAC)):
         run = small.train(tmp_path, f"run-{number}", steps=2, evaluation={"seeds": 2}, **settings)
