@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from m2flow.types import (
     Action,
+    Answer,
     Array,
     Batch,
     Head,
@@ -18,9 +19,11 @@ from m2flow.types import (
     Metric,
     Observation,
     Phase,
+    Request,
     Score,
     Spec,
     Step,
+    Task,
     Trajectory,
     Tree,
     Weights,
@@ -50,13 +53,11 @@ class Stateful(Protocol):
 
 
 @runtime_checkable
-class Policy(Protocol):
-    """A torch module that acts and can score what it did. It does not know which algorithm trains it.
+class Scorer(Protocol):
+    """A torch module that can score what was done. It does not know which algorithm trains it.
 
-    `act` is a pure function of weights, observation and noise: randomness is handed in, keyed by (run seed, lane,
-    turn),
-    so that an action does not depend on the batch it was computed in. `score(obs, act(obs, noise).record)` equals the
-    recorded log-prob.
+    A language model is one: a Generator samples from it, and what it scores are the tokens of an answer, the actions of
+    one long chunk. Its observation is the whole conversation, see `models.lm`.
     """
 
     spec: Spec
@@ -64,17 +65,27 @@ class Policy(Protocol):
     noise: tuple[str, tuple[int, ...]]  # ("normal" | "uniform", shape per decision)
     chunk: int  # actions per decision, C
 
-    def act(self, obs: Observation, noise: Array | None) -> Action:
-        """Decide for B lanes without gradients. `noise` [B, *shape]; None: the mode, deterministic."""
-
     def score(self, obs: Observation, record: Mapping[str, Array]) -> Score:
         """Log-prob and entropy of recorded actions, [S, *axes], with gradients."""
 
     def features(self, obs: Observation) -> Array:
-        """[S, F] to hang a value or Q head on."""
+        """[S, F] to hang a value or Q head on, or [S, C, F] where every action of a chunk has features of its own."""
 
     def observe(self, obs: Observation) -> None:
         """A training step is over and these were its observations: update running statistics, move schedules on."""
+
+
+@runtime_checkable
+class Policy(Scorer, Protocol):
+    """A Scorer that acts itself, within one forward pass.
+
+    `act` is a pure function of weights, observation and noise: randomness is handed in, keyed by (run seed, lane,
+    turn), so that an action does not depend on the batch it was computed in. `score(obs, act(obs, noise).record)`
+    equals the recorded log-prob.
+    """
+
+    def act(self, obs: Observation, noise: Array | None) -> Action:
+        """Decide for B lanes without gradients. `noise` [B, *shape]; None: the mode, deterministic."""
 
 
 @runtime_checkable
@@ -113,8 +124,7 @@ class Objective(Protocol):
     needs_reference: bool  # reads `Model.reference` (a KL term)
 
     def heads(self, spec: Spec, chunk: int = 1) -> Mapping[str, Head | float]:
-        """Networks (Head) and learnt scalars (their start value) needed besides the policy; `chunk` is
-        `Policy.chunk`."""
+        """Networks (Head) and learnt scalars (their start value) needed besides the policy; `chunk`: Policy.chunk."""
 
     def targets(self, model: Model, trajectory: Trajectory) -> tuple[Batch, Mapping[str, Metric]]:
         """Advantages, returns and whatever else `losses` reads; no gradients. [T, B] becomes S = T*B rows in the order
@@ -187,9 +197,8 @@ class VectorEnv(Protocol):
         """Finish the step."""
 
     def snapshot(self) -> Tree:
-        """A state to continue from. An env that cannot be saved mid-episode starts fresh episodes here, and its
-        state says
-        `cut: True`; what follows is the same after `snapshot` as after `restore`."""
+        """A state to continue from. An env that cannot be saved mid-episode starts fresh episodes here, and its state
+        says `cut: True`; what follows is the same after `snapshot` as after `restore`."""
 
     def restore(self, state: Tree) -> Observation:
         """Continue from a snapshot; the observation each lane stands at."""
@@ -253,10 +262,70 @@ class Service(Protocol):
 
 
 class Reward(Protocol):
-    """Scores episodes or groups."""
+    """Scores episodes (`EpisodeResult`) or attempts at text tasks (`Sample`)."""
 
     def score(self, items: Sequence[Any]) -> Mapping[str, Array]:
         """Named components, each [len(items)] float; "reward" is what is trained on."""
+
+
+class Generator(Protocol):
+    """Samples answers from a language model, many at a time. Requests join and leave the running batch at any step."""
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Take requests in; those that do not fit into the batch yet wait in order."""
+
+    def step(self) -> list[Answer]:
+        """Go on by some tokens; the answers that are complete now. Empty while all go on, or where nothing waits."""
+
+    def abort(self, ids: Sequence[int] | None = None) -> list[Answer]:
+        """Stop these requests, or all: what they have got so far, finish "abort"."""
+
+    def load(self, weights: Weights) -> None:
+        """Take new weights. Requests in flight go on with them; everything computed with the old ones is dropped."""
+
+    def close(self) -> None:
+        """Free the engine."""
+
+
+class TaskSource(Protocol):
+    """Tasks by position, always the same at the same position."""
+
+    size: int | None  # how many there are; None: without end
+
+    def task(self, index: int) -> Task:
+        """The task at a position, 0 <= index < size. Raises ValueError naming file, row and field where it is bad."""
+
+
+class Dialogue(Protocol):
+    """One conversation about one task, used once. The model's answers come in, what is said next comes out."""
+
+    def open(self) -> Sequence[Mapping[str, Any]]:
+        """The messages before the model's first answer."""
+
+    async def reply(self, text: str) -> Sequence[Mapping[str, Any]]:
+        """The messages that follow an answer (of a tool, of a user). Empty: the conversation is over."""
+
+    def info(self) -> Mapping[str, float]:
+        """What it counted, for instance `tool_calls` and `tool_errors`."""
+
+
+class TextCodec(Protocol):
+    """Between messages and token ids. Ids that were sampled are never made again from text."""
+
+    stop: frozenset[int]  # ids that end an answer
+
+    def opening(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Ids of a conversation up to where the model answers."""
+
+    def reply(self, messages: Sequence[Mapping[str, Any]], *, ended: bool) -> list[int]:
+        """Ids to append to a conversation whose last ids are an answer, up to where the model answers again. `ended`:
+        the answer has its stop id."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text without special tokens."""
+
+    def demonstration(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[bool]]:
+        """Ids of a whole conversation, and which of them the model should have said (its stop ids included)."""
 
 
 class Channel(Protocol):

@@ -24,19 +24,40 @@ BUILTIN: Mapping[str, Mapping[str, str]] = {
         "point_reach": "m2flow.envs.toy:PointReachConfig",
         "bandit": "m2flow.envs.toy:BanditConfig",
         "count": "m2flow.envs.toy:CountConfig",
+        # tasks of language models
+        "arithmetic": "m2flow.tasks.arithmetic:ArithmeticConfig",
+        "countdown": "m2flow.tasks.countdown:CountdownConfig",
+        "reasoning_gym": "m2flow.tasks.gym:ReasoningGymConfig",
+        "rows": "m2flow.tasks.rows:RowsConfig",
     },
     "policy": {
         "mlp": "m2flow.models.mlp:MLPConfig",
         "flow": "m2flow.models.flow:FlowConfig",
+        "causal_lm": "m2flow.models.lm.config:CausalLMConfig",
     },
     "objective": {
         "ppo": "m2flow.algorithms.onpolicy:PPO",
         "grpo": "m2flow.algorithms.onpolicy:GRPO",
         "sac": "m2flow.algorithms.actor_critic:SAC",
+        "sft": "m2flow.algorithms.imitation:SFT",
     },
     "trainer": {"torch": "m2flow.backends.torch.trainer:TorchTrainerConfig"},
-    "flow": {"onpolicy": "m2flow.build:onpolicy", "offpolicy": "m2flow.build:offpolicy"},
-    "reward": {"function": "m2flow.rewards.function:FunctionRewardConfig"},
+    "generator": {
+        "torch": "m2flow.backends.generate.config:TorchGeneratorConfig",
+        "vllm": "m2flow.backends.vllm:VLLMGeneratorConfig",
+    },
+    "flow": {
+        "onpolicy": "m2flow.build:onpolicy",
+        "offpolicy": "m2flow.build:offpolicy",
+        "supervised": "m2flow.build:supervised",
+    },
+    "reward": {
+        "function": "m2flow.rewards.function:FunctionRewardConfig",
+        "math": "m2flow.rewards.math:MathRewardConfig",
+        "format": "m2flow.rewards.format:FormatRewardConfig",
+        "overlong": "m2flow.rewards.overlong:OverlongRewardConfig",
+        "combined": "m2flow.rewards.combined:CombinedRewardConfig",
+    },
     "recorder": {
         "jsonl": "m2flow.observe.sinks:JsonlRecorder",
         "tensorboard": "m2flow.observe.sinks:TensorBoardRecorder",
@@ -56,6 +77,10 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     ),
     "gymnasium": ("gymnasium", "mujoco"),
     "video": ("imageio", "imageio-ffmpeg"),
+    "lm": ("transformers", "tokenizers", "peft", "jinja2", "pyarrow", "math-verify"),
+    "datasets": ("datasets",),
+    "reasoning-gym": ("reasoning-gym",),
+    "vllm": ("vllm",),
     "wandb": ("wandb",),
     "swanlab": ("swanlab",),
 }

@@ -8,10 +8,10 @@ for with `isinstance`; a config without it is like one that says no.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
-from m2flow.protocols import Objective, Policy, Trainer, VectorEnv
-from m2flow.types import Spec
+from m2flow.protocols import Dialogue, Generator, Objective, Scorer, TaskSource, TextCodec, Trainer, VectorEnv
+from m2flow.types import Spec, Task
 
 
 @runtime_checkable
@@ -34,6 +34,23 @@ class EnvConfig(Protocol):
 
     def renderable(self) -> tuple[bool, str]:
         """Whether frames can be drawn on this machine, and if not, why, in one line."""
+
+
+@runtime_checkable
+class TaskConfig(Protocol):
+    """The section `env` of a language model: the tasks that it attempts, and how a conversation about one goes on."""
+
+    max_tokens: int  # sampled tokens of one answer
+    max_turns: int  # answers of one conversation
+
+    def spec(self) -> Spec:
+        """What tasks show and accept: token ids, of which only the policy knows how many there are."""
+
+    def tasks(self, split: Literal["train", "held_out"], seed: int) -> TaskSource:
+        """The tasks to train on, or those to evaluate on; no task is in both. Order and content depend on `seed`."""
+
+    def dialogue(self, task: Task) -> Dialogue:
+        """A new conversation about a task."""
 
 
 @runtime_checkable
@@ -71,8 +88,27 @@ class Autoresets(Protocol):
 class PolicyConfig(Protocol):
     """The section `policy`."""
 
-    def build(self, spec: Spec, seed: int) -> Policy:
-        """A torch module that acts on an environment of this spec; its initial weights depend on `seed` only."""
+    def build(self, spec: Spec, seed: int) -> Scorer:
+        """A torch module that acts on an environment of this spec; its initial weights depend on `seed` only. A Policy,
+        or a language model that a Generator samples from."""
+
+
+@runtime_checkable
+class SpeaksText(Protocol):
+    """A policy config of a language model. Reading it loads no weights."""
+
+    temperature: float  # logits are divided by it when sampling and when scoring, one number for both
+
+    def codec(self) -> TextCodec:
+        """Its tokenizer with its chat template."""
+
+
+@runtime_checkable
+class GeneratorConfig(Protocol):
+    """The section `generator`: what samples from a language model."""
+
+    def build(self, policy: Any) -> Generator:
+        """An engine that samples from `policy` (a language model of `models.lm`, which it owns from now on)."""
 
 
 @runtime_checkable

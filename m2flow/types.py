@@ -52,16 +52,61 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Something to attempt: `attempts` tries of it make a group.
+    """Something for a language model to attempt: `attempts` tries of it make a group. Robots start from seeds instead.
 
-    For language models, whose rollouts will be given tasks; robots start from seeds, and nothing here uses it yet.
-    Example: `Task(id=7, payload={"prompt": "2+2="}, attempts=8, seed=123)`.
+    `payload` holds the row of a data set: `prompt` (text) or `messages` (a chat), usually `answer` (what is right), and
+    whatever else its reward reads. `id` is the row's position in its source.
+    Example: `Task(id=7, payload={"prompt": "2+2=", "answer": "4"}, attempts=8)`.
     """
 
     id: int
     payload: Mapping[str, Any] = field(default_factory=dict)
     attempts: int = 1
     seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a Generator made of a Request: the sampled token ids, which are the record; text is only a view of them.
+
+    Example: `Answer(3, tokens=[284, 19, 2], logprob=[-0.1, -0.3, -0.0], version=[5, 5, 5], finish="stop")`.
+    """
+
+    id: int
+    tokens: Array  # int64 [n], the stop id included where one ended it
+    logprob: Array  # float [n], under the temperature that they were drawn with (1 where the request was greedy)
+    version: Array  # int64 [n], of the weights that each token was drawn with
+    finish: Literal["stop", "length", "abort"]  # as the engine says: a stop id, the limit, or an abort
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One answer that a Generator is asked for.
+
+    Token i of the answer is drawn with `seeds.uniform(seed, [0], [i], ())`, so it depends neither on the batch it is
+    computed in nor on how often the request was aborted and went on.
+    """
+
+    id: int  # unique among the requests in flight
+    prompt: Array  # int64 [P], P >= 1
+    max_tokens: int  # of the whole answer, `begun` included
+    stop: frozenset[int]  # ids that end the answer
+    seed: int = 0
+    temperature: float = 1.0  # 0: always the most probable token
+    begun: Answer | None = None  # what an aborted request had got; the answer goes on behind it, and contains it
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A finished attempt at a Task, as a Reward sees it."""
+
+    task: Task
+    attempt: int  # within its group
+    text: str  # the model's last answer, without special tokens
+    finish: Literal["stop", "length", "abort"]  # of the last answer
+    length: int  # sampled tokens of all answers
+    messages: Sequence[Mapping[str, Any]] = ()  # the whole conversation
+    info: Mapping[str, float] = field(default_factory=dict)  # what its Dialogue counted, for instance "tool_calls"
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,9 +72,10 @@ class Recipe:
     plan: str | Mapping[str, Any] = (
         "collocated"  # collocated | disaggregated | hybrid | path of a plan | the plan itself
     )
-    env: Any = _named("env")  # what is acted in
+    env: Any = _named("env")  # what is acted in: an environment, or the tasks of a language model
     reward: Any = _named("reward", optional=True)  # scores whole episodes, in place of the env's rewards; null: those
     policy: Any = _named("policy")  # what acts and is trained
+    generator: Any = _named("generator", optional=True)  # what samples from a language model; null: torch
     objective: Any = _named("objective")  # the algorithm
     trainer: Any = _named("trainer", default="torch")  # optimiser and where it runs
     rollout: Any = _fixed("m2flow.roles.rollout:RolloutConfig")  # how much is collected per step

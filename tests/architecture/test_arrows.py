@@ -23,14 +23,17 @@ ALLOWED: dict[str, set[str]] = {
     "registry": set(),
     "activations": set(),
     "intervals": set(),
-    "algorithms": BASE,
+    "logits": set(),
+    "algorithms": BASE | {"logits"},
     "flow": BASE | {"registry"},  # registry: the nearest name to an unknown one
     "comm": BASE,
     "observe": BASE | {"registry"},  # recorders by name
-    "models": BASE | {"spec", "activations"},
+    "models": BASE | {"spec", "activations", "logits"},
+    "tasks": BASE | {"spec", "tools"},
+    "tools": BASE,
     "envs": BASE | {"spec", "comm"},  # comm: shared memory without a name
     "rewards": BASE | {"spec"},
-    "backends": BASE | {"comm", "activations"},
+    "backends": BASE | {"comm", "activations", "logits"},
     "runtime": BASE | {"comm", "flow", "observe"},
     "roles": BASE | {"algorithms", "spec"},
     "config": BASE | {"registry"},
@@ -49,7 +52,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 # Third-party package -> where alone it may be imported (a part of m2flow, or one module). One foreign world, one place.
 HOMES: dict[str, tuple[str, ...]] = {
-    "torch": ("activations", "algorithms", "backends", "models", "roles", "comm", "build", "memory", "prepare", "spec"),
+    "torch": ("activations", "logits", "algorithms", "backends", "models", "roles", "comm", "build", "memory", "prepare", "spec"),
     "ray": ("runtime.ray",),
     "envpool": ("envs.envpool",),
     "gymnasium": ("envs",),
@@ -61,13 +64,22 @@ HOMES: dict[str, tuple[str, ...]] = {
     "swanlab": ("observe",),
     "plotly": ("observe",),
     "rich": ("observe",),
-    "safetensors": ("backends",),
+    "safetensors": ("backends", "models"),
+    "transformers": ("models.lm",),
+    "tokenizers": ("models.lm",),
+    "peft": ("models.lm",),
+    "gguf": ("models.lm",),
+    "vllm": ("backends.vllm",),
+    "pyarrow": ("tasks", "observe"),
+    "datasets": ("tasks.rows",),
+    "reasoning_gym": ("tasks.gym",),
+    "math_verify": ("rewards",),
     "pydantic": ("config",),
     "yaml": ("config", "flow", "scaffold"),
     "typer": ("cli",),
     "numpy": (
         "activations", "intervals", "seeds", "spec", "algorithms", "flow", "comm", "observe", "backends", "runtime",
-        "roles", "models", "envs", "rewards",
+        "roles", "models", "envs", "rewards", "tasks",
     ),
 }  # fmt: skip
 
