@@ -16,7 +16,9 @@ from m2flow.flow.cluster import Cluster
 from m2flow.flow.graph import Call, Flow, Node, Stream, Weights
 from m2flow.flow.plan import Plan, collocated, disaggregated, hybrid
 from m2flow.observe.layout import RunFolder
+from m2flow.pieces import build_policy, run_seed, share_lanes, use_threads
 from m2flow.runtime.worker import Context, Part
+from m2flow.sections import TaskConfig
 from m2flow.types import Evaluation, Spec
 
 # ---- flows
@@ -30,6 +32,17 @@ def onpolicy(recipe: Recipe) -> Flow:
 def offpolicy(recipe: Recipe) -> Flow:
     """The same, with a replay channel between rollout and learner."""
     return _flow("offpolicy", recipe, Stream("rollout", "learner", channel="replay"))
+
+
+def supervised(recipe: Recipe) -> Flow:
+    """Demonstrations instead of a rollout: nothing asks the policy but an evaluation."""
+    flow = _flow("supervised", recipe, Stream("rollout", "learner"))
+    edges = [edge for edge in flow.edges if not (isinstance(edge, Call) and edge.src == "rollout")]
+    nodes = flow.nodes
+    if recipe.evaluation is None:
+        nodes = tuple(node for node in nodes if node.name != "policy")
+        edges = [edge for edge in edges if not isinstance(edge, Weights)]
+    return Flow(flow.name, nodes, tuple(edges))
 
 
 def _flow(name: str, recipe: Recipe, stream: Stream) -> Flow:
@@ -69,7 +82,7 @@ class PolicyPart:
     def __call__(self, context: Context) -> Any:  # noqa: ARG002 - every part is called alike
         from m2flow.roles.policy import PolicyService
 
-        _threads(self.recipe)
+        use_threads(self.recipe)
         return PolicyService(build_policy(self.recipe, self.spec))
 
 
@@ -81,7 +94,7 @@ class RolloutPart:
     spec: Spec
 
     def __call__(self, context: Context) -> Any:
-        from m2flow.roles.rollout import Rollout
+        from m2flow.roles.rollout import Acting, Rollout
         from m2flow.spec import join
 
         recipe, cuts = self.recipe, context.sub_batches
@@ -93,7 +106,7 @@ class RolloutPart:
             envs=[recipe.env.build(part, run_seed(recipe), threads=threads, **grouped) for part in lanes],
             policy=context.services["policy"],
             join=join(policy.spec, self.spec),
-            acting=acting(policy, recipe),
+            acting=Acting(policy.noise, policy.axes, policy.chunk, recipe.trainer.dtype),
             config=recipe.rollout,
             seed=run_seed(recipe),
             reward=None if recipe.reward is None else recipe.reward.build(),
@@ -111,7 +124,7 @@ class LearnerPart:
         from m2flow.roles.learner import Learner
 
         recipe = self.recipe
-        _threads(recipe)
+        use_threads(recipe)
         policy = build_policy(recipe, self.spec)
         return Learner(
             trainer=recipe.trainer.build(policy, recipe.objective, run_seed(recipe)),
@@ -148,13 +161,17 @@ class EvaluatorPart:
         return Evaluator.build(self.recipe, build_policy(self.recipe, self.spec), context, writer)
 
 
-def parts(recipe: Recipe, spec: Spec, videos: Path | None = None) -> dict[str, Part]:
-    """A part for every node of the built-in flows."""
+def parts(recipe: Recipe, spec: Spec, folder: RunFolder | None = None) -> dict[str, Part]:
+    """A part for every node of the built-in flows. Those of a language model are others than those of a robot."""
+    if isinstance(recipe.env, TaskConfig):
+        from m2flow.build_text import text_parts
+
+        return text_parts(recipe, spec, folder) | {"learner": LearnerPart(recipe, spec)}
     return {
         "rollout": RolloutPart(recipe, spec),
         "policy": PolicyPart(recipe, spec),
         "learner": LearnerPart(recipe, spec),
-        "evaluator": EvaluatorPart(recipe, spec, videos),
+        "evaluator": EvaluatorPart(recipe, spec, None if folder is None else folder.videos),
         "rollout->learner": ReplayPart(recipe),
     }
 
@@ -167,7 +184,11 @@ def trained_policy(recipe: Recipe, folder: RunFolder, step: int | None) -> Any:
     from m2flow.backends.checkpoint import read_policy
 
     policy = build_policy(recipe, recipe.env.spec())
-    policy.load_state_dict(read_policy(recipe.checkpoint.build(folder.checkpoints).path(step)))
+    arrays = read_policy(recipe.checkpoint.build(folder.checkpoints).path(step))
+    missing, unknown = policy.load_state_dict(arrays, strict=False)
+    wrong = sorted({*missing, *unknown} - getattr(policy, "constant", frozenset()))
+    if wrong:
+        raise ValueError(f"{folder.path}: the checkpoint's weights do not fit its recipe: {', '.join(wrong[:5])}")
     return policy.eval()
 
 
@@ -176,26 +197,33 @@ def evaluate_checkpoint(recipe: Recipe, folder: RunFolder, step: int | None) -> 
     import asyncio
     from concurrent.futures import ThreadPoolExecutor
 
+    from m2flow.backends.checkpoint import read_policy
+    from m2flow.protocols import Closes
     from m2flow.roles.evaluation import summarise
-    from m2flow.roles.policy import PolicyService
     from m2flow.runtime.cluster import detect
     from m2flow.runtime.worker import LocalHandle
     from m2flow.types import Tick
+    from m2flow.types import Weights as Arrays
 
-    spec = recipe.env.spec()
-    done = saved_step(recipe.checkpoint.build(folder.checkpoints), step)
-    service = PolicyService(trained_policy(recipe, folder, step))
-    service.version = done
+    store = recipe.checkpoint.build(folder.checkpoints)
+    done = saved_step(store, step)
+    arrays = {f"policy.{name}": x for name, x in read_policy(store.path(step)).items()}
+    made = parts(recipe, recipe.env.spec(), folder)
     devices = tuple(device.id for device in detect().devices if device.kind == "cpu")
-    evaluator = EvaluatorPart(recipe, spec, folder.videos)(
-        Context("evaluator", 0, 1, devices, {"policy": LocalHandle(service)})
-    )
+    service = made["policy"](Context("policy", 0, 1, devices))
+    service.load(Arrays(done, arrays))
+    evaluator = made["evaluator"](Context("evaluator", 0, 1, devices, {"policy": LocalHandle(service)}))
 
     async def play() -> list[Any]:
         return [report async for report in evaluator.work([Tick(done, done, kind="evaluate")])]
 
-    with ThreadPoolExecutor(1) as pool:  # a thread of its own: a notebook already runs an event loop in this one
-        [found] = pool.submit(lambda: asyncio.run(play())).result()
+    try:
+        with ThreadPoolExecutor(1) as pool:  # a thread of its own: a notebook already runs an event loop in this one
+            [found] = pool.submit(lambda: asyncio.run(play())).result()
+    finally:
+        for node in (evaluator, service):
+            if isinstance(node, Closes):
+                node.close()
     return summarise(done, evaluator.protocol, found.payload)
 
 
@@ -205,37 +233,6 @@ def saved_step(store: Any, step: int | None = None) -> int:
 
 
 # ---- shared pieces
-
-
-def run_seed(recipe: Recipe) -> int:
-    """The root of the seed tree. A recipe that runs always has one: `seed: null` is drawn before the run starts."""
-    if recipe.seed is None:
-        raise ValueError("seed: null was not drawn before the run was built")
-    return recipe.seed
-
-
-def build_policy(recipe: Recipe, spec: Spec) -> Any:
-    """The policy with its initial weights, which depend on the recipe's seed only."""
-    import torch
-
-    from m2flow import seeds
-
-    policy = recipe.policy.build(spec, seeds.derive(run_seed(recipe), "policy"))
-    return policy.to(getattr(torch, recipe.trainer.dtype))
-
-
-def acting(policy: Any, recipe: Recipe) -> Any:
-    """What a rollout must know of the policy."""
-    from m2flow.roles.rollout import Acting
-
-    return Acting(policy.noise, policy.axes, policy.chunk, recipe.trainer.dtype)
-
-
-def share(items: Sequence[int], parts_count: int, index: int) -> list[int]:
-    """Part `index` of `items` cut into `parts_count` runs whose sizes differ by one at most."""
-    small, extra = divmod(len(items), parts_count)
-    start = index * small + min(index, extra)
-    return list(items[start : start + small + (index < extra)])
 
 
 def make_plan(recipe: Recipe, flow: Flow, cluster: Cluster) -> Plan:
@@ -251,17 +248,3 @@ def make_plan(recipe: Recipe, flow: Flow, cluster: Cluster) -> Plan:
         cores = cluster.labelled("cpu") if recipe.trainer.device == "cpu" else ()
         return makers[plan](flow, cluster, devices=cores or None)
     return Plan.from_dict(plan)
-
-
-def share_lanes(recipe: Recipe, size: int, rank: int, cuts: int) -> list[list[int]]:
-    """Lanes of each sub-batch of a replica. Groups stay whole."""
-    group = recipe.rollout.group
-    mine = share(range(recipe.rollout.lanes // group), size, rank)
-    return [[g * group + i for g in share(mine, cuts, cut) for i in range(group)] for cut in range(cuts)]
-
-
-def _threads(recipe: Recipe) -> None:
-    """Threads of torch's maths in this process, as the trainer's config says."""
-    import torch
-
-    torch.set_num_threads(recipe.trainer.threads)

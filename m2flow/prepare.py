@@ -18,9 +18,10 @@ from m2flow.flow.graph import Flow
 from m2flow.flow.plan import Plan
 from m2flow.flow.plan import check as check_plan
 from m2flow.flow.sharing import conflicts
+from m2flow.pieces import run_seed
 from m2flow.runtime.cluster import detect
 from m2flow.runtime.wiring import check_runnable
-from m2flow.sections import CutsEpisodes, resets_late
+from m2flow.sections import CutsEpisodes, TaskConfig, resets_late
 from m2flow.types import Spec
 
 T = TypeVar("T")
@@ -111,11 +112,17 @@ def prepare(recipe: Recipe, cluster: Cluster | None = None) -> Prepared:
     if spec is not None:
         model = faults.attempt("policy", memory.skeleton, recipe, spec)
         faults.attempt("evaluation", _evaluation, recipe)
+    text = isinstance(recipe.env, TaskConfig)
+    if text:
+        faults.attempt("env", _tasks, recipe)
+        faults.attempt("policy", _codec, recipe)
+    elif spec is not None:
         faults.attempt("", _cuts, recipe)
     if spec is not None and model is not None:
         faults.attempt("policy", _capable, recipe, model.policy)
-        faults.attempt("", _joined, recipe, model.policy, spec)
-        faults.attempt("", _whole_episodes, recipe, model.policy)
+        if not text:
+            faults.attempt("", _joined, recipe, model.policy, spec)
+            faults.attempt("", _whole_episodes, recipe, model.policy)
     if cluster is None:  # a described cluster may be another machine, and hold what only a plan can use
         faults.attempt("trainer", _device, recipe)
         faults.attempt("observe", _recorders, recipe)
@@ -196,6 +203,30 @@ def _runnable(_recipe: Recipe, flow: Flow, plan: Plan, machine: Cluster) -> None
 
 def _fits(_recipe: Recipe, flow: Flow, plan: Plan, machine: Cluster, needs: Mapping[str, int]) -> None:
     check_plan(flow, plan, machine, needs)
+
+
+# ---- tasks of a language model
+
+
+def _tasks(recipe: Recipe) -> None:
+    """Both splits can be read, and hold what is asked of them; a task of each can be begun."""
+    seed = run_seed(recipe)
+    sources = {"train": recipe.env.tasks("train", seed)}
+    if recipe.evaluation is not None:
+        sources["held_out"] = recipe.env.tasks("held_out", seed)
+        there, wanted = sources["held_out"].size, recipe.evaluation.protocol(recipe.env).count
+        if there is not None and there < wanted:
+            raise ValueError(f"{there} tasks are held out, and evaluation.seeds asks for {wanted}; lower that")
+    for split, source in sources.items():
+        if source.size == 0:
+            raise ValueError(f"no task to {'train on' if split == 'train' else 'evaluate on'}")
+        recipe.env.dialogue(source.task(0)).open()
+
+
+def _codec(recipe: Recipe) -> None:
+    """The tokenizer is there and knows what ends an answer."""
+    if not recipe.policy.codec().stop:
+        raise ValueError("the tokenizer and the generation config name no id that ends an answer")
 
 
 # ---- environment and policy

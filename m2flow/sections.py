@@ -135,7 +135,7 @@ REQUIRED: Mapping[str, type] = {"env": EnvConfig, "policy": PolicyConfig, "train
 
 def check(section: str, config: Any) -> None:
     """Raise ValueError with all that a config lacks of what its section must offer."""
-    protocol = REQUIRED[section]
+    protocol = TaskConfig if section == "env" and callable(getattr(config, "tasks", None)) else REQUIRED[section]
     members = sorted({*vars(protocol), *protocol.__annotations__})
     lacking = [name for name in members if not name.startswith("_") and not hasattr(config, name)]
     if lacking:

@@ -6,6 +6,7 @@ checkpoint, early stop, progress, trace, report, and a status file that always s
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
@@ -29,6 +30,7 @@ from m2flow.observe.timeline import export_chrome
 from m2flow.observe.trace import Tracer
 from m2flow.protocols import Levelled, Policy
 from m2flow.runtime.driver import Driver, DriverConfig, Hooks, Outcome, Said, Spans, Stop
+from m2flow.sections import TaskConfig
 from m2flow.types import Evaluation, Spec, Tree
 
 STATUS_EVERY = 1.0  # seconds between two updates of the status file while steps finish
@@ -123,7 +125,9 @@ class Session:
         self.recorder, self.store = recorder, recipe.checkpoint.build(self.folder.checkpoints)
         self.tracer = Tracer(self.folder.trace if recipe.observe.trace else None, resume_step=resumed)
         entries = entries_per_unit(recipe.objective, memory.skeleton(recipe, self.spec).policy)
-        floor = alarm_rules.automatic_floor(entries, self.spec.action.categories)
+        # A language model is sure of most of its tokens, also of one that learns well: no floor of its own.
+        text = isinstance(recipe.env, TaskConfig)
+        floor = -math.inf if text else alarm_rules.automatic_floor(entries, self.spec.action.categories)
         self.alarms = recipe.alarms.build(self.folder.alarms, lag=self.plan.lag, floor=floor, resume_step=resumed)
         self.stopper = EarlyStop(recipe.early_stop) if recipe.early_stop is not None else None
         if meta is not None:
@@ -155,7 +159,7 @@ class Session:
         return Driver(
             self.flow,
             self.plan,
-            build.parts(recipe, self.spec, self.folder.videos) | dict(self.parts),
+            build.parts(recipe, self.spec, self.folder) | dict(self.parts),
             cluster=self.cluster,
             config=DriverConfig(
                 steps=recipe.steps,
@@ -184,6 +188,8 @@ class Session:
         row["progress/env_steps"] = self.env_steps
         if now > self.stepped:
             row["throughput/env_steps_per_s"] = steps / (now - self.stepped)
+            if "rollout/tokens" in row:
+                row["throughput/tokens_per_s"] = row["rollout/tokens"] / (now - self.stepped)
         self.stepped = now
         self.done = step + 1
         fired = self.alarms.check(step, row)

@@ -10,7 +10,7 @@ from m2flow import registry
 from m2flow.config.errors import Path, Problem
 from m2flow.config.recipe import PLANS
 from m2flow.protocols import NeedsGroups
-from m2flow.sections import GroupRates
+from m2flow.sections import GroupRates, SpeaksText, TaskConfig
 
 EVALUATION_METRICS = ("eval/success", "eval/success_once", "eval/success_at_end", "eval/return", "eval/length")
 
@@ -202,6 +202,41 @@ def _groups(r: Any) -> Iterator[Problem]:
         yield Problem(("rollout", "group"), f"{name} compares attempts at one task, and groups have one; use 2 or more")
 
 
+def _text(r: Any) -> Iterator[Problem]:
+    """Tasks are attempted by a language model, one conversation per decision, and judged by a reward."""
+    tasks, speaks = isinstance(r.env, TaskConfig), isinstance(r.policy, SpeaksText)
+    names = type(r.env).__name__.removesuffix("Config"), type(r.policy).__name__.removesuffix("Config")
+    if tasks != speaks:
+        if tasks:
+            message = f"{names[1]} is no language model, and env {names[0]} has text tasks; use policy: {{name: causal_lm}}"
+        else:
+            message = f"{names[1]} is a language model, and env {names[0]} has no text tasks; use env: {{name: rows}} or alike"
+        yield Problem(("policy",), message)
+    if not tasks:
+        for key, unread in (("generator", r.generator is not None), ("flow", r.flow == "supervised")):
+            if unread:
+                yield Problem((key,), f"is for language models, and env {names[0]} has no text tasks; remove it")
+        if r.rollout.resample:
+            yield Problem(("rollout", "resample"), f"is for text tasks, and env {names[0]} has none; remove it")
+        return
+    if r.rollout.length != 1:
+        message = f"{r.rollout.length}, and a conversation is one decision; use 1 (env.max_turns bounds its answers)"
+        yield Problem(("rollout", "length"), message)
+    if r.reward is None and (r.flow != "supervised" or r.evaluation is not None):
+        yield Problem(("reward",), "text tasks are judged by a reward, and reward is null; for instance {name: math}")
+    if r.flow == "offpolicy":
+        yield Problem(("flow",), "offpolicy replays steps of robots; use onpolicy or supervised for text tasks")
+
+
+def _learning(r: Any) -> Iterator[Problem]:
+    """What imitates needs demonstrations, and what does not has no use for them."""
+    name, imitates = type(r.objective).__name__, getattr(r.objective, "imitates", False)
+    if imitates and r.flow != "supervised":
+        yield Problem(("flow",), f"{name} learns demonstrations; use flow: supervised")
+    if not imitates and r.flow == "supervised":
+        yield Problem(("objective",), f"{name} learns from its own attempts; use flow: onpolicy, or objective: sft")
+
+
 def _rates(r: Any) -> Iterator[Problem]:
     """A learning rate belongs to a group that the objective moves."""
     rates = r.trainer.group_learning_rates if isinstance(r.trainer, GroupRates) else {}
@@ -214,6 +249,8 @@ def _rates(r: Any) -> Iterator[Problem]:
 
 
 RULES: tuple[Rule, ...] = (
+    Rule(("env", "policy", "reward", "generator", "flow", "rollout.length", "rollout.resample"), _text),
+    Rule(("flow", "objective"), _learning),
     Rule(("objective", "rollout.group"), _groups),
     Rule(("flow", "replay"), _flow),
     Rule(("flow", "objective"), _objective),

@@ -37,10 +37,19 @@ rollout/return               | reward    | mean      | undiscounted return of ep
 rollout/success              | share     | mean      | training episodes that succeeded
 rollout/length               | env steps | mean      | length of episodes that ended in this step
 rollout/episodes             | episodes  | sum       | episodes that ended in this step
-rollout/env_steps            | env steps | sum       | environment steps taken
+rollout/env_steps            | env steps | sum       | environment steps taken, or answers of a language model
+rollout/length_min           | tokens    | min       | shortest conversation, sampled tokens
+rollout/length_max           | tokens    | max       | longest conversation, sampled tokens
+rollout/truncated            | share     | mean      | conversations that the length limit cut
+rollout/turns                | answers   | mean      | answers in a conversation
+rollout/tokens               | tokens    | sum       | sampled tokens
+rollout/tool_*               |           | mean      | calls of tools, and failed ones, in a conversation
+rollout/rejected_*           | groups    | sum       | groups without spread that gave way to another task
 
 reward/error                 | samples   | sum       | samples whose reward failed
 reward/error_share           | share     | mean      | samples whose reward failed, of all
+reward/timeout               | samples   | sum       | samples whose verification ran out of time
+reward/timeout_share         | share     | mean      | samples whose verification ran out of time, of all
 reward/*                     | reward    | mean      | a named component of the reward
 
 eval/return                  | reward    | mean      | return of evaluation episodes
@@ -54,6 +63,7 @@ time/step_s                  | s         | last/max  | wall time of the training
 time/total_s                 | s         | last/max  | wall time since the start of the run
 time/*_s                     | s         | sum/max   | time in one stage; the slowest replica counts
 throughput/env_steps_per_s   | 1/s       | last/sum  | environment steps per second of the training step
+throughput/tokens_per_s      | 1/s       | last/sum  | sampled tokens per second of the training step
 progress/env_steps           | env steps | last/max  | environment steps since the start of the run
 
 alarm/*                      |           | sum       | alarms raised in this step

@@ -11,6 +11,7 @@
       alarms.jsonl                   one alarm per line                            (alarms.Alarms)
       evaluations/step_000000.json   protocol, numbers, episodes                   (types.Evaluation)
       evaluations/eval_*.json        the same, of `m2flow eval` after the run
+      samples/*.parquet              a language model's answers with their rewards (samples.SampleFolder)
       videos/*.mp4                   sample episodes, or videos/none.txt: one line that says why there are none
       checkpoints/                   owned by the checkpoint store
       logs/<worker>.log              what a worker printed, "rollout+policy-0.log"
@@ -64,6 +65,11 @@ class RunFolder:
     def metrics(self) -> Path:
         """Metric rows."""
         return self.path / "metrics.jsonl"
+
+    @property
+    def samples(self) -> Path:
+        """Tables of a language model's answers."""
+        return self.path / "samples"
 
     @property
     def trace(self) -> Path:

@@ -198,6 +198,7 @@ class ObserveConfig:
     progress: bool = True  # progress bar, or plain lines where there is no terminal
     log_every: int = 1  # steps between metric rows
     report: bool = True  # write report.html at the end
+    samples_every: int = 1  # training steps between tables of samples of a language model; 0: none
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "recorders", tuple(self.recorders))
@@ -209,6 +210,8 @@ class ObserveConfig:
             raise ValueError(f"recorders: {list(self.recorders)} names one twice")
         if not re.fullmatch(r"[^/\\#?%:]{1,128}", self.project):
             raise ValueError(f"project: {self.project!r}; allowed: 1 to 128 characters without / \\ # ? % :")
+        if self.samples_every < 0:
+            raise ValueError(f"samples_every: {self.samples_every}; allowed: 0 or more")
         if self.log_every < 1:
             raise ValueError(f"log_every: {self.log_every}; allowed: 1 or more")
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,6 +21,45 @@ def side_by_side(parts: Sequence[Observation]) -> Observation:
     return parts[0] if len(parts) == 1 else {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
+def _one_width(parts: Sequence[Trajectory]) -> Sequence[Trajectory]:
+    """Answers of language models are as long as the longest of their part: the same width for all, with zeros."""
+    width = max(part.reward.shape[2] for part in parts)
+    extents = {
+        name: tuple(max(part.obs[name].shape[i] for part in parts) for i in range(1, x.ndim))
+        for name, x in parts[0].obs.items()
+    }
+    if all(part.reward.shape[2] == width and _fits(part.obs, extents) for part in parts):
+        return parts
+
+    def per_action(part: Trajectory) -> Trajectory:
+        units = part.units
+        return replace(
+            part,
+            obs={name: _widen(x, (len(x), *extents[name])) for name, x in part.obs.items()},
+            reward=_widen(part.reward, (*part.shape, width)),
+            valid=_widen(part.valid, (*part.shape, width)),
+            units=replace(
+                units,
+                logprob=_widen(units.logprob, (len(units.logprob), width)),
+                record={name: _widen(x, (len(x), width)) for name, x in units.record.items()},
+            ),
+        )
+
+    if any(part.units.axes != ("chunk",) or part.value is not None for part in parts):
+        raise ValueError("merge: trajectories with different numbers of actions in a chunk")
+    return [per_action(part) for part in parts]
+
+
+def _fits(obs: Observation, extents: Mapping[str, tuple[int, ...]]) -> bool:
+    return all(x.shape[1:] == extents[name] for name, x in obs.items())
+
+
+def _widen(x: Array, shape: tuple[int, ...]) -> Array:
+    out = np.zeros(shape, x.dtype)
+    out[tuple(slice(extent) for extent in x.shape)] = x
+    return out
+
+
 def merge(parts: Sequence[Trajectory]) -> Trajectory:
     """One Trajectory with the columns of all `parts`, ordered by lane. All must have the same length T and dense units.
 
@@ -27,7 +67,7 @@ def merge(parts: Sequence[Trajectory]) -> Trajectory:
     """
     if len(parts) == 1:
         return parts[0]
-    parts = sorted(parts, key=lambda part: int(part.lane[0]))
+    parts = _one_width(sorted(parts, key=lambda part: int(part.lane[0])))
     lengths = {part.shape[0] for part in parts}
     if len(lengths) > 1:
         raise ValueError(f"merge: trajectories of different lengths {sorted(lengths)} in one step")

@@ -21,7 +21,7 @@ from m2flow import seeds as noise_seeds
 from m2flow.protocols import VideoSink
 from m2flow.roles.results import EvalProtocol, summarise
 from m2flow.roles.untouched import Untouched
-from m2flow.sections import EnvConfig, HorizonLimited, StepLimited
+from m2flow.sections import EnvConfig, HorizonLimited, StepLimited, TaskConfig
 from m2flow.spec import Join
 from m2flow.types import Action, Array, EpisodeResult, Observation, Report, Step, Tick
 
@@ -33,7 +33,7 @@ _LOG = logging.getLogger("m2flow.evaluation")
 class EvaluationConfig:
     """Held-out evaluation. Its seeds lie below 2**21 = 2097152; no training episode starts from one of those."""
 
-    seeds: int = 50  # number of held-out initial states, counted up from first_seed
+    seeds: int = 50  # held-out initial states, counted up from first_seed, or held-out tasks of a language model
     first_seed: int = 1_000_000  # the range ends below 2097152: training uses the seeds above
     seed_list: tuple[int, ...] = ()  # these seeds instead of a range, each below 2097152
     horizon: int | None = None  # steps per episode; null: the environment's own time limit
@@ -72,16 +72,20 @@ class EvaluationConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
 
-    def protocol(self, env: EnvConfig) -> EvalProtocol:
+    def protocol(self, env: EnvConfig | TaskConfig) -> EvalProtocol:
         """The protocol for an environment config. Raises ValueError where nothing would end an episode."""
+        if isinstance(env, TaskConfig):
+            return self._examination(env)
         horizon = self.horizon if self.horizon is not None else env.time_limit()
         if horizon is None:
             raise ValueError(
                 "horizon: the environment has no time limit of its own, so evaluation.horizon must be given"
             )
-        config: Any = at_horizon(env, horizon)
+        return self._made(at_horizon(env, horizon), horizon)
+
+    def _made(self, config: Any, horizon: int) -> EvalProtocol:
         options = dataclasses.asdict(config)
-        kind = type(env)
+        kind = type(config)
         name = options.get("task") or options.get("id") or kind.__name__.removesuffix("Config")
         return EvalProtocol(
             suite=str(name),
@@ -91,6 +95,14 @@ class EvaluationConfig:
             success=self.success,
             deterministic=self.deterministic,
         )
+
+    def _examination(self, env: TaskConfig) -> EvalProtocol:
+        """Of a language model: seed number k stands for the k-th task that is held out."""
+        if self.videos:
+            raise ValueError(f"videos: {self.videos}, and conversations cannot be filmed; remove it")
+        if self.horizon is not None:
+            raise ValueError("horizon: answers end at env.max_tokens; remove it")
+        return self._made(env, env.max_tokens * env.max_turns)
 
 
 def at_horizon(env: EnvConfig, horizon: int) -> EnvConfig:

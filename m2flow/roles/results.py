@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from m2flow.intervals import mean_interval, wilson
-from m2flow.types import EpisodeResult, Evaluation
+from m2flow.types import Array, EpisodeResult, Evaluation, Metric
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,3 +84,17 @@ def summarise(step: int, protocol: EvalProtocol, episodes: Iterable[EpisodeResul
     metrics["eval/episodes"] = float(len(ordered))
     rows = [dataclasses.asdict(episode) for episode in ordered]
     return Evaluation(step, metrics, protocol.to_dict(), intervals, rows)
+
+
+def components(scored: Sequence[Mapping[str, Array]]) -> dict[str, Metric]:
+    """`reward/<name>` of what a reward gave; NaN stands for no score. `error` and `timeout` are counted."""
+    metrics = {}
+    for name in dict.fromkeys(name for scores in scored for name in scores):
+        values = np.concatenate([scores[name] for scores in scored if name in scores]).astype(np.float64)
+        known = values[~np.isnan(values)]
+        if name in ("error", "timeout"):
+            metrics[f"reward/{name}"] = Metric(float(known.sum()), "sum")
+            metrics[f"reward/{name}_share"] = Metric(float(known.mean()), "mean", float(len(known)))
+        elif len(known):
+            metrics[f"reward/{name}"] = Metric(float(known.mean()), "mean", float(len(known)))
+    return metrics

@@ -10,12 +10,13 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from m2flow import seeds
 from m2flow.protocols import Reward, VectorEnv
+from m2flow.roles.results import components
 from m2flow.roles.segment import Segment
 from m2flow.spec import Join
 from m2flow.types import Array, EpisodeResult, Metric, Observation, Report, Step, Tick, Trajectory, Tree
@@ -25,11 +26,14 @@ EPISODES_PER_LANE = 1 << 32  # episode id = lane * this + k-th episode of the la
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutConfig:
-    """How much is collected per training step."""
+    """How much is collected per training step. For a language model a lane is an answer, and `length` is 1."""
 
-    lanes: int = 8  # environments stepped together, over all replicas
-    length: int = 128  # decisions per lane and training step
+    lanes: int = 8  # environments stepped together, or answers per training step; over all replicas
+    length: int = 128  # decisions per lane and training step; a whole conversation is one
     group: int = 1  # neighbouring lanes that start every episode alike; attempts at one task, for group baselines
+    resample: int = 0  # times that a group whose attempts all score alike gives way to another task (DAPO); text only
+    # what becomes of a group without spread after that: keep (advantage 0) | drop (not trained on) | error
+    when_dry: Literal["keep", "drop", "error"] = "keep"
 
     def __post_init__(self) -> None:
         if self.lanes < 1:
@@ -38,6 +42,14 @@ class RolloutConfig:
             raise ValueError(f"group: must be at least 1 and divide lanes {self.lanes}, got {self.group}")
         if self.length < 1:
             raise ValueError(f"length: must be at least 1, got {self.length}")
+        if self.resample < 0:
+            raise ValueError(f"resample: must be 0 or more, got {self.resample}")
+        if self.when_dry not in ("keep", "drop", "error"):
+            raise ValueError(f"when_dry: must be keep, drop or error, got {self.when_dry!r}")
+        if self.resample and self.group < 2:
+            raise ValueError(f"resample: {self.resample} needs groups of 2 or more attempts, and group is {self.group}")
+        if self.when_dry != "keep" and not self.resample:
+            raise ValueError(f"when_dry: {self.when_dry!r} is only read with resample of 1 or more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +102,7 @@ class Rollout:
 
     def _metrics(self) -> dict[str, Metric]:
         ended = [episode for group in self.lanes for episode in group.take_ended()]
-        metrics = self._components() | {
+        metrics = components([scores for group in self.lanes for scores in group.take_scores()]) | {
             "rollout/episodes": Metric(float(len(ended)), "sum"),
             "rollout/env_steps": Metric(float(sum(group.take_steps() for group in self.lanes)), "sum"),
         }
@@ -99,20 +111,6 @@ class Rollout:
             known = [value for value in (_NUMBERS[name](episode) for episode in ended) if value is not None]
             if known:
                 metrics[f"rollout/{name}"] = Metric(float(np.mean(known, dtype=np.float64)), "mean", float(len(known)))
-        return metrics
-
-    def _components(self) -> dict[str, Metric]:
-        """`reward/<name>` of what the reward gave to episodes; NaN stands for no score."""
-        scored = [scores for group in self.lanes for scores in group.take_scores()]
-        metrics = {}
-        for name in dict.fromkeys(name for scores in scored for name in scores):
-            values = np.concatenate([scores[name] for scores in scored if name in scores]).astype(np.float64)
-            known = values[~np.isnan(values)]
-            if name == "error":
-                metrics["reward/error"] = Metric(float(known.sum()), "sum")
-                metrics["reward/error_share"] = Metric(float(known.mean()), "mean", float(len(known)))
-            elif len(known):
-                metrics[f"reward/{name}"] = Metric(float(known.mean()), "mean", float(len(known)))
         return metrics
 
     def state(self) -> Tree:

@@ -41,8 +41,10 @@ ALLOWED: dict[str, set[str]] = {
     "scaffold": BASE | {"config", "registry", "prepare"},
     # The builder and what stands in front of it are the only ones that see both sides.
     "memory": BASE | {"config", "flow", "backends"},
-    "prepare": BASE | {"registry", "spec", "build", "memory", "config", "flow", "runtime"},
-    "build": BASE | {"spec", "config", "flow", "runtime", "roles", "comm", "backends", "observe"},
+    "prepare": BASE | {"registry", "spec", "pieces", "build", "memory", "config", "flow", "runtime"},
+    "pieces": BASE | {"config"},
+    "build_text": BASE | {"pieces", "registry", "config", "runtime", "roles", "tasks", "observe"},
+    "build": BASE | {"pieces", "build_text"} | {"spec", "config", "flow", "runtime", "roles", "comm", "backends", "observe"},
     "session": BASE
     | {"registry", "spec", "build", "memory", "config", "flow", "runtime", "roles", "comm", "backends", "observe"},
     "api": BASE
@@ -52,7 +54,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 # Third-party package -> where alone it may be imported (a part of m2flow, or one module). One foreign world, one place.
 HOMES: dict[str, tuple[str, ...]] = {
-    "torch": ("activations", "logits", "algorithms", "backends", "models", "roles", "comm", "build", "memory", "prepare", "spec"),
+    "torch": ("activations", "logits", "algorithms", "backends", "models", "roles", "comm", "build", "memory", "pieces", "prepare", "spec"),
     "ray": ("runtime.ray",),
     "envpool": ("envs.envpool",),
     "gymnasium": ("envs",),
