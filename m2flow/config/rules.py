@@ -216,6 +216,9 @@ def _text(r: Any) -> Iterator[Problem]:
         for key, unread in (("generator", r.generator is not None), ("flow", r.flow == "supervised")):
             if unread:
                 yield Problem((key,), f"is for language models, and env {names[0]} has no text tasks; remove it")
+        if r.learner.microbatch_tokens is not None:
+            message = f"counts tokens, and env {names[0]} has no text tasks; use learner.microbatch, which counts rows"
+            yield Problem(("learner", "microbatch_tokens"), message)
         if r.rollout.resample:
             yield Problem(("rollout", "resample"), f"is for text tasks, and env {names[0]} has none; remove it")
         return
@@ -249,7 +252,7 @@ def _rates(r: Any) -> Iterator[Problem]:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(("env", "policy", "reward", "generator", "flow", "rollout.length", "rollout.resample"), _text),
+    Rule(("env", "policy", "reward", "generator", "flow", "rollout", "learner"), _text),
     Rule(("flow", "objective"), _learning),
     Rule(("objective", "rollout.group"), _groups),
     Rule(("flow", "replay"), _flow),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from m2flow.observe.rundata import NONE, RunData, headline, interval, show_interval, show_number, show_seconds
+from m2flow.observe.rundata import NONE, RunData, headline, interval, show_gain, show_interval, show_number, show_seconds
 
 SHOWN = (  # (metric, label); the first of each label that a run has is shown
     ("rollout/return", "return"),
@@ -127,7 +127,10 @@ def result_table(runs: Sequence[RunData]) -> Any:
     from rich.text import Text
 
     metrics = [metric for metric in headline(runs) if metric != "eval/length"]
-    table = Table(title="Evaluation before and after training (95 % intervals)", title_justify="left")
+    gains = [(run.label, show_gain(run, next(iter(metrics), ""))) for run in runs]
+    told = "\n".join(f"{label}: {text}" for label, text in gains if text)
+    title = "Evaluation before and after training (95 % intervals)"
+    table = Table(title=title, title_justify="left", caption=told or None, caption_justify="left")
     table.add_column("run")
     for metric in metrics:
         table.add_column(Text(f"{metric.removeprefix('eval/')}\nbefore"), justify="right")

@@ -13,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from m2flow.observe import report_curves, report_sections, report_timeline
+from m2flow.observe import report_curves, report_sections, report_text, report_timeline
 from m2flow.observe.jsonl import replace_text
 from m2flow.observe.rundata import RunData, load_run
 
@@ -42,7 +42,7 @@ def page(runs: Sequence[RunData]) -> str:
             curves,
             timeline,
             report_sections.episodes(runs),
-            report_sections.videos(runs),
+            report_text.section(runs) or report_sections.videos(runs),
             report_sections.alarms(runs),
             report_sections.setup(runs),
         )

@@ -18,6 +18,7 @@ from m2flow.observe.rundata import (
     RunData,
     headline,
     interval,
+    show_gain,
     show_interval,
     show_number,
     show_seconds,
@@ -128,8 +129,14 @@ def results(runs: Sequence[RunData]) -> str:
         f'<section id="results"><h2>Result</h2><div class="scroll"><table><thead><tr><th></th>{head1}'
         f'<th class="num group">after</th><th class="num">wall</th></tr><tr><th>run</th>{head2}'
         f'<th class="num group">step</th><th class="num">time</th></tr></thead><tbody>{rows}</tbody></table></div>'
-        f"{_protocol(runs)}</section>"
+        f"{_gains(runs, metrics[0])}{_protocol(runs)}</section>"
     )
+
+
+def _gains(runs: Sequence[RunData], metric: str) -> str:
+    """Change of the first number, episode by episode."""
+    told = [(run.label, show_gain(run, metric)) for run in runs]
+    return "".join(f'<p class="note">Gain, {escape(label)}: {escape(text)}.</p>' for label, text in told if text)
 
 
 def _at(run: RunData) -> str:

@@ -206,6 +206,31 @@ def interval(evaluation: Evaluation, metric: str) -> tuple[float, float]:
     return mean_interval([decode(value) for value in known])[1:]
 
 
+def gain(run: RunData, metric: str) -> tuple[float, float, float, int] | None:
+    """Mean change of an evaluation number from before to after training, with its 95 % interval (Student's t over the
+    differences of the same episodes) and their count. None where the two were not measured by the same protocol."""
+    before, after, column = run.before, run.after, EPISODE_COLUMNS.get(metric)
+    if before is None or after is None or column is None or before.protocol != after.protocol:
+        return None
+    old = {episode["seed"]: episode.get(column) for episode in before.episodes}
+    pairs = [(old.get(episode["seed"]), episode.get(column)) for episode in after.episodes]
+    if not pairs or any(value is None for pair in pairs for value in pair):
+        return None
+    return (*mean_interval([decode(new) - decode(earlier) for earlier, new in pairs]), len(pairs))
+
+
+def show_gain(run: RunData, metric: str) -> str:
+    """`success_once +57.5 points [50.1, 64.9], paired over 200 episodes`; empty where there is none."""
+    found = gain(run, metric)
+    if found is None:
+        return ""
+    mean, low, high, count = found
+    scale, unit, form = (100.0, " points", ".1f") if "success" in metric else (1.0, "", ".4g")
+    numbers = [f"{scale * x:+{form}}" if i == 0 else f"{scale * x:{form}}" for i, x in enumerate((mean, low, high))]
+    name = metric.removeprefix("eval/")
+    return f"{name} {numbers[0]}{unit} [{numbers[1]}, {numbers[2]}], paired over {count} episodes"
+
+
 def headline(runs: Sequence[RunData]) -> list[str]:
     """Evaluation metrics worth a column: those of the table above that any run has, success_at_end only if it
     differs."""

@@ -1,8 +1,7 @@
 """Learner: turns trajectories (or sampled batches) into optimiser steps and publishes weights.
 
-It knows neither the algorithm (that is the Objective) nor the network (that is the Trainer's). Trajectories of a
-step are
-kept until the step closes, put in lane order, and trained on as one batch; ready batches from a replay channel are
+It knows neither the algorithm (that is the Objective) nor the network (that is the Trainer's). Trajectories of a step
+are kept until the step closes, put in lane order, and trained on as one batch; ready batches from a replay channel are
 trained on as they come. A new version is published when the step closes.
 """
 
@@ -33,16 +32,19 @@ class LearnerConfig:
     epochs: int = 10  # passes over the rows of a step
     minibatch: int | None = None  # rows per optimiser step; null: all rows at once
     microbatch: int | None = None  # rows per forward-backward; null: the whole optimiser batch
+    microbatch_tokens: int | None = None  # of a language model: tokens per forward-backward, in place of rows
 
     def __post_init__(self) -> None:
         if self.epochs < 1:
             raise ValueError(f"epochs: must be at least 1, got {self.epochs}")
-        for name in ("minibatch", "microbatch"):
+        for name in ("minibatch", "microbatch", "microbatch_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name}: must be at least 1 or null, got {value}")
         if self.minibatch is not None and self.microbatch is not None and self.microbatch > self.minibatch:
             raise ValueError(f"microbatch: {self.microbatch} exceeds minibatch {self.minibatch}; lower microbatch")
+        if self.microbatch is not None and self.microbatch_tokens is not None:
+            raise ValueError("microbatch_tokens: counts tokens where microbatch counts rows; give one of the two")
 
 
 class Learner:
@@ -130,6 +132,8 @@ class Learner:
         """The optimiser batches of one epoch."""
         generator = np.random.Generator(np.random.Philox(seeds.derive(self.seed, step, epoch)))
         order = torch.from_numpy(generator.permutation(batch.size))
+        if self.config.microbatch_tokens is not None:  # answers to one prompt side by side, which share its tokens
+            order = torch.cat([part.sort().values for part in order.split(rows)])
         return cut(self.objective.prepare(batch.take(order), rows), rows)
 
     def _update(self, batch: Batch) -> bool:
@@ -138,7 +142,9 @@ class Learner:
         counts = objective.counts(batch)
         noise = self._noise(batch.size) if "propose" in objective.requires else None
         parts = [(batch, noise)]
-        if self.config.microbatch is not None and self.config.microbatch < batch.size:
+        if self.config.microbatch_tokens is not None:
+            parts = [(batch.rows(*run), None) for run in self._runs(batch)]
+        elif self.config.microbatch is not None and self.config.microbatch < batch.size:
             micro = self.config.microbatch
             noises = itertools.repeat(None) if noise is None else noise.split(micro)
             parts = list(zip(cut(batch, micro), noises, strict=False))
@@ -149,6 +155,18 @@ class Learner:
                 self.tally.values(trainer.step(phase))
         self.updates += 1
         return objective.after_update(self.tally.latest)
+
+    def _runs(self, batch: Batch) -> list[tuple[int, int]]:
+        """Runs of rows of at most `microbatch_tokens` tokens each; a row that has more is a run of its own."""
+        assert self.config.microbatch_tokens is not None
+        sizes = self.trainer.model.policy.sizes(batch.obs).tolist()
+        runs, start, held = [], 0, 0
+        for row, size in enumerate(sizes):
+            if row > start and held + size > self.config.microbatch_tokens:
+                runs.append((start, row))
+                start, held = row, 0
+            held += size
+        return [*runs, (start, len(sizes))]
 
     @property
     def _weight(self) -> Any:
@@ -170,7 +188,8 @@ class Learner:
         """
         if "behaviour_logprob" not in batch.columns:
             return batch
-        part = batch.rows(0, min(PARITY_ROWS, batch.size))
+        rows = batch.size if self.config.microbatch_tokens is None else self._runs(batch)[0][1]
+        part = batch.rows(0, min(PARITY_ROWS, rows))
         again = self.trainer.model.policy.score(part.obs, part.record).logprob
         gap = (again - part.columns["behaviour_logprob"]).abs()
         counted = part.columns.get("unit_mask")
