@@ -1,0 +1,154 @@
+"""What the tasks of all origins share: prompts, templates, conversations, and the split of a finite set of problems."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from m2flow.protocols import Dialogue
+from m2flow.tasks.dialogue import Message, SingleAnswer, ToolDialogue
+from m2flow.tasks.order import Permutation
+from m2flow.tools import table
+from m2flow.types import Field, Spec, Task
+
+Side = Literal["train", "held_out"]
+MOST = 2**62  # tasks of one source, so that their numbers fit into int64
+SECRET = ("answer", "completion", "entry")  # fields of a payload that say what is right
+_NAME = re.compile(r"\{\{(\w+)\}\}|\{([A-Za-z_]\w*)\}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextTasks:
+    """Keys that all tasks of language models have. A subclass adds `tasks(split, seed)`."""
+
+    max_tokens: int = 64  # sampled tokens of one answer
+    max_turns: int = 1  # answers of one conversation; with tools 2 or more
+    system: str | None = None  # system prompt, put before every conversation that has none
+    template: str | None = None  # the user's message, with {names} of the row's fields; null: the origin's own
+    tools: tuple[str, ...] = ()  # what the model may call: calculator, or "package.module:Class"
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens: at least 1, got {self.max_tokens}")
+        if self.max_turns < 1:
+            raise ValueError(f"max_turns: at least 1, got {self.max_turns}")
+        if self.tools and self.max_turns < 2:
+            raise ValueError("max_turns: with tools 2 or more, because the model answers again when it sees a result")
+        table.build(self.tools)
+        for found in _NAME.finditer(self.template or ""):
+            if found[2] in SECRET:
+                raise ValueError(
+                    f"template: {{{found[2]}}} would show the model what is right; write {{{{{found[2]}}}}} where the "
+                    f"text itself shall have {{{found[2]}}}"
+                )
+
+    def spec(self) -> Spec:
+        """Token ids in and out, one at a time; only the policy knows how many different ones there are."""
+        return Spec({"tokens": Field((), "int64")}, Field((), "int64"))
+
+    def dialogue(self, task: Task) -> Dialogue:
+        """A new conversation: one answer, or with `tools` up to `max_turns` of them."""
+        messages = self.opening(task)
+        if not self.tools:
+            return SingleAnswer(messages)
+        return ToolDialogue(messages, table.build(self.tools), self.max_turns)
+
+    def opening(self, task: Task) -> tuple[Message, ...]:
+        """The conversation up to where the model answers: `messages` of the payload without the answers at their end,
+        or its `prompt` as the user's message, behind the `system` prompt."""
+        messages, _ = _parts(task.payload)
+        if self.system is not None and messages[0]["role"] != "system":
+            messages.insert(0, {"role": "system", "content": self.system})
+        return tuple(messages)
+
+    def demonstration(self, task: Task) -> tuple[Message, ...]:
+        """The whole conversation as it should go, for supervised training: what `dialogue` opens with, and then the
+        answers at the end of the payload's `messages`, or its `completion`.
+
+        Raises:
+            ValueError: the task shows no answer.
+        """
+        _, answers = _parts(task.payload)
+        if not answers and task.payload.get("completion") is None:
+            raise ValueError(f"task {task.id} has neither 'completion' nor an answer at the end of its 'messages'")
+        shown = answers or [{"role": "assistant", "content": task.payload["completion"]}]
+        return (*self.dialogue(task).open(), *shown)
+
+
+def _parts(payload: Mapping[str, Any]) -> tuple[list[Message], list[Message]]:
+    """The conversation of a payload, and the answers at its end."""
+    messages: list[Message] = list(payload.get("messages") or [{"role": "user", "content": payload["prompt"]}])
+    end = len(messages)
+    while end > 1 and messages[end - 1]["role"] == "assistant":
+        end -= 1
+    return messages[:end], messages[end:]
+
+
+def fill(template: str, row: Mapping[str, Any]) -> str:
+    """The template with every {name} replaced by that field of the row; {{name}} becomes {name}, and every other brace
+    stays as it is (LaTeX: "\\boxed{}"). Names only: no attributes, indices or formats.
+
+    Example: `fill("What is {question}?", {"question": "1 + 2"})` is "What is 1 + 2?".
+
+    Raises:
+        ValueError: "template: ..." for a name that the row has not.
+    """
+
+    def put(found: re.Match[str]) -> str:
+        if found[1] is not None:
+            return f"{{{found[1]}}}"
+        if found[2] not in row:
+            raise ValueError(f"template: no field {{{found[2]}}} (fields: {', '.join(map(str, row))})")
+        value = row[found[2]]
+        return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+    return _NAME.sub(put, template)
+
+
+class Source:
+    """Tasks made one by one by a function of their position. `size` None: without end."""
+
+    def __init__(self, size: int | None, make: Callable[[int], Mapping[str, Any]]) -> None:
+        self.size, self._make = size, make
+
+    def task(self, index: int) -> Task:
+        if index < 0 or (self.size is not None and index >= self.size):
+            limit = "0 or more" if self.size is None else f"0 to {self.size - 1}"
+            raise ValueError(f"index: there is no task {index}, only {limit}")
+        return Task(index, self._make(index))
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A finite set of `total` problems, `held_out` of which are for evaluation only.
+
+    Which ones they are, and their order, never changes: neither with the seed of a run nor with how it goes on, so that
+    no model is ever evaluated on what another run trained it on. The order of the others depends on the seed.
+    """
+
+    total: int
+    held_out: int
+
+    def size(self, side: Side) -> int:
+        """How many problems a side has."""
+        return min(self.held_out if side == "held_out" else self.total - self.held_out, MOST)
+
+    def at(self, side: Side, seed: int, index: int) -> int:
+        """The number (0 .. total-1) of the problem at a position of a side."""
+        place = index
+        if side == "train":
+            place = self.held_out + Permutation(self.total - self.held_out, "train", seed).at(index)
+        return Permutation(self.total, "split").at(place)
+
+
+def split(total: int, held_out: int | None, what: str) -> Split:
+    """`held_out` problems for evaluation, or a fifth of all. Raises ValueError where a side would be empty.
+
+    Example: `split(100, None, "additions")` holds out 20.
+    """
+    count = total // 5 if held_out is None else held_out
+    if not 1 <= count < total:
+        raise ValueError(f"held_out: from 1 to {total - 1}, since there are {total} {what}; got {held_out}")
+    return Split(total, min(count, MOST))

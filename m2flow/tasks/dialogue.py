@@ -1,0 +1,71 @@
+"""Conversations about one task: a single answer, or answers with calls of tools between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from m2flow.tools import table
+from m2flow.tools.calls import describe, parse
+
+Message = Mapping[str, Any]
+
+
+class SingleAnswer:
+    """The model answers once, and that is all."""
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self._messages = tuple(messages)
+
+    def open(self) -> Sequence[Message]:
+        return self._messages
+
+    async def reply(self, text: str) -> Sequence[Message]:  # noqa: ARG002  whatever it says, it is over
+        return ()
+
+    def info(self) -> Mapping[str, float]:
+        return {}
+
+
+class ToolDialogue:
+    """The model may call tools in an answer, and answers again when it has seen the results.
+
+    The tools stand in the system message as plain text (`tools.calls.describe`), so that every chat template works.
+    Calls of one answer are run in their order; each gets one message {"role": "tool", "name", "content"}. An answer
+    without a readable call ends the conversation, and so does the last of `max_turns` answers: its calls are counted
+    and not run, because nobody would read the results.
+    """
+
+    def __init__(self, messages: Sequence[Message], tools: Mapping[str, table.Tool], max_turns: int) -> None:
+        self._messages = with_system(messages, describe([tool.spec for tool in tools.values()]))
+        self._tools, self._left = tools, max_turns
+        self._info = {"tool_calls": 0.0, "tool_errors": 0.0, "tool_broken": 0.0}
+
+    def open(self) -> Sequence[Message]:
+        return self._messages
+
+    async def reply(self, text: str) -> Sequence[Message]:
+        found = parse(text)
+        self._left -= 1
+        self._info["tool_calls"] += len(found.calls)
+        self._info["tool_broken"] += found.broken
+        if self._left <= 0:
+            return ()
+        messages = []
+        for call in found.calls:
+            content, well = await table.run(self._tools, call)
+            self._info["tool_errors"] += not well
+            messages.append({"role": "tool", "name": call.name, "content": content})
+        return tuple(messages)
+
+    def info(self) -> Mapping[str, float]:
+        """`tool_calls` read, `tool_errors` of them answered with an error, `tool_broken` that could not be read."""
+        return dict(self._info)
+
+
+def with_system(messages: Sequence[Message], text: str) -> tuple[Message, ...]:
+    """The conversation with `text` behind what its system message says, or as its system message."""
+    first, *rest = messages
+    if first["role"] != "system":
+        return ({"role": "system", "content": text}, *messages)
+    return ({**first, "content": f"{first['content']}\n\n{text}"}, *rest)

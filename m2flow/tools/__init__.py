@@ -1,0 +1,1 @@
+"""Tools that a language model may call: one file each, found by name in `table`."""
