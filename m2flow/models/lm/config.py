@@ -1,0 +1,85 @@
+"""The section `policy` of a causal language model, from a folder or with random weights."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from m2flow.models.lm.codec import HFCodec
+from m2flow.models.lm.lora import LoRA
+from m2flow.models.lm.tokenizer import CharacterTokenizer, folder, load
+from m2flow.types import Spec
+
+if TYPE_CHECKING:
+    from m2flow.models.lm.policy import CausalLMPolicy
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CausalLMConfig:
+    """A causal language model of transformers: `path`, or `config` with a `tokenizer`. Nothing is ever downloaded."""
+
+    path: str | None = None  # folder that from_pretrained opens: weights, and the tokenizer where `tokenizer` is null
+    config: Mapping[str, Any] = field(default_factory=dict)  # or random weights: model_type and keys of its HF config
+    tokenizer: CharacterTokenizer | str | None = None  # folder of one, or {characters: ...}; null: that of `path`
+    lora: LoRA | None = None  # train adapters and freeze the rest; null: train everything
+    temperature: float = 1.0  # divides the logits, when sampling and when scoring
+    activation_checkpointing: bool = False  # compute layers again in the backward pass in place of keeping them
+    logits_chunk: int | None = None  # sampled tokens per pass through the output layer, computed again; null: all
+    pack: bool = True  # compute real tokens only, rows side by side; false: rows padded to the longest
+    share_prompts: bool = True  # compute a prompt once for the rows that begin with it; needs pack
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None  # of what lora freezes; null: the trainer's
+
+    def __post_init__(self) -> None:
+        if (self.path is None) == (not self.config):
+            raise ValueError("path: give either the folder of a model, or `config` for random weights")
+        if self.config and "model_type" not in self.config:
+            raise ValueError("config: needs model_type, for instance qwen2 or llama")
+        if self.config and self.tokenizer is None:
+            raise ValueError("tokenizer: random weights need one: a folder, or {characters: '0123456789+='}")
+        if not 0.0 < self.temperature < math.inf:
+            raise ValueError(f"temperature: must be more than 0 and finite, got {self.temperature}")
+        if self.logits_chunk is not None and self.logits_chunk < 1:
+            raise ValueError(f"logits_chunk: must be at least 1, or null for all at once, got {self.logits_chunk}")
+        if self.dtype is not None and self.lora is None:
+            raise ValueError("dtype: only of weights that lora freezes; trained ones have trainer.dtype; remove it")
+
+    def build(self, spec: Spec, seed: int) -> CausalLMPolicy:
+        """A policy whose weights depend on the folder, or on `seed` only. The global random state is not touched.
+
+        On torch's meta device no weight is read.
+        """
+        from m2flow.models.lm.network import build
+        from m2flow.models.lm.policy import CausalLMPolicy
+
+        return CausalLMPolicy(spec, self, build(self, seed))
+
+    def codec(self) -> HFCodec:
+        """The tokenizer with its chat template; weights are not read."""
+        return HFCodec(self.load_tokenizer(), self._stop_ids())
+
+    def load_tokenizer(self) -> Any:
+        """The tokenizer of transformers."""
+        if isinstance(self.tokenizer, CharacterTokenizer):
+            return self.tokenizer.build()
+        if self.tokenizer is not None:
+            return load(folder("tokenizer", self.tokenizer, "tokenizer_config.json"))
+        return load(self.folder())
+
+    def folder(self) -> Path:
+        """The folder of `path`; ValueError where there is no model in it."""
+        assert self.path is not None
+        return folder("path", self.path, "config.json")
+
+    def _stop_ids(self) -> list[int]:
+        """What the model's own generation settings end an answer with: one id or several (A25)."""
+        file = None if self.path is None else self.folder() / "generation_config.json"
+        if file is None or not file.is_file():
+            return []
+        given = json.loads(file.read_text()).get("eos_token_id")
+        if given is None:
+            return []
+        return [int(i) for i in given] if isinstance(given, list) else [int(given)]
