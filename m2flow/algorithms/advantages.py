@@ -130,23 +130,14 @@ def discounted_sum(x: Tensor, carry: Tensor) -> Tensor:
     return total
 
 
-def reward_to_go(
-    *,
-    reward: Tensor,
-    bootstrap: Tensor,
-    terminated: Tensor,
-    truncated: Tensor,
-    valid: Tensor,
-    gamma: float,
-) -> Tensor:
-    """Discounted sum of what follows, [T, B]: the return of REINFORCE (Williams 1992) with the same rules as `gae`.
+def reward_to_go(*, reward: Tensor, terminated: Tensor, truncated: Tensor, valid: Tensor, gamma: float) -> Tensor:
+    """Discounted sum of what follows, [T, B, K] (REINFORCE, Williams 1992), with the rules of `gae_actions`.
 
-    Pass zeros as `bootstrap` to leave out what lies behind a truncation or cut. For Reinforce++ on text: no objective
-    here uses it yet.
+    What lies behind a truncation or a cut is not known and counts 0.
     """
     zero = torch.zeros_like(reward)
     flags = {"terminated": terminated, "truncated": truncated, "valid": valid}
-    return gae(reward=reward, value=zero, bootstrap=bootstrap, gamma=gamma, lam=1.0, **flags)[0]
+    return gae_actions(reward=reward, value=zero, bootstrap=zero[..., 0], gamma=gamma, lam=1.0, **flags)[0]
 
 
 def chunk_reward(*, reward: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
@@ -155,39 +146,25 @@ def chunk_reward(*, reward: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(valid, reward, 0.0).sum(dim=-1), valid.any(dim=-1)
 
 
-def whiten(
-    x: Tensor,
-    *,
-    mask: Tensor | None,
-    mean: Tensor | None = None,
-    std: Tensor | None = None,
-    dim: int | None = None,
-    eps: float = 1e-8,
-) -> Tensor:
+def whiten(x: Tensor, *, mask: Tensor | None, dim: int | None = None, eps: float = 1e-8) -> Tensor:
     """(x - mean) / (std + eps) over valid elements, 0 elsewhere; population standard deviation.
 
-    Statistics are those of `x` under `mask` (None: all count), over all elements or along `dim`, unless `mean` and
-    `std` are given (a global batch: `moments` of all parts, then `mean_std`). A single valid value has no spread to
-    divide by and is left as it is.
+    Statistics are those of `x` under `mask` (None: all count), over all elements or along `dim`. A single valid value
+    has no spread to divide by and is left as it is.
     """
-    if (mean is None) != (std is None):
-        raise ValueError("whiten: give both mean and std, or neither")
     if mask is None:
-        if mean is None or std is None:
-            if x.numel() == 1:
-                return x
-            std, mean = torch.std_mean(x, dim=dim, correction=0, keepdim=dim is not None)
+        if x.numel() == 1:
+            return x
+        std, mean = torch.std_mean(x, dim=dim, correction=0, keepdim=dim is not None)
         return (x - mean) / (std + eps)
     expect_shape("mask", mask, x.shape)
-    if mean is None or std is None:
-        n = mask.sum() if dim is None else mask.sum(dim=dim, keepdim=True)
-        bound = n.clamp(min=1)
-        kept = torch.where(mask, x, 0.0)
-        mean = (kept.sum() if dim is None else kept.sum(dim=dim, keepdim=True)) / bound
-        square = torch.where(mask, x - mean, 0.0).square()
-        std = ((square.sum() if dim is None else square.sum(dim=dim, keepdim=True)) / bound).sqrt()
-        return torch.where(mask, torch.where(n > 1, (x - mean) / (std + eps), x), 0.0)
-    return torch.where(mask, (x - mean) / (std + eps), 0.0)
+    n = mask.sum() if dim is None else mask.sum(dim=dim, keepdim=True)
+    bound = n.clamp(min=1)
+    kept = torch.where(mask, x, 0.0)
+    mean = (kept.sum() if dim is None else kept.sum(dim=dim, keepdim=True)) / bound
+    square = torch.where(mask, x - mean, 0.0).square()
+    std = ((square.sum() if dim is None else square.sum(dim=dim, keepdim=True)) / bound).sqrt()
+    return torch.where(mask, torch.where(n > 1, (x - mean) / (std + eps), x), 0.0)
 
 
 def whiten_parts(x: Tensor, *, rows: int, mask: Tensor | None) -> Tensor:
@@ -201,30 +178,17 @@ def whiten_parts(x: Tensor, *, rows: int, mask: Tensor | None) -> Tensor:
     return whiten(flat, mask=None if mask is None else mask.reshape(flat.shape), dim=1).reshape(x.shape)
 
 
-def moments(x: Tensor, *, mask: Tensor) -> Tensor:
-    """float64 [3]: number, sum and sum of squares of the valid elements. Adds up over parts and ranks.
-
-    For whitening over a global batch (Reinforce++ on text, trainers with ranks): nothing here uses it yet.
-    """
-    expect_shape("mask", mask, x.shape)
-    kept = torch.where(mask, x, 0.0).double()
-    return torch.stack([mask.sum().double(), kept.sum(), kept.square().sum()])
-
-
-def mean_std(sums: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and population standard deviation from added-up `moments`, for the same use; NaN when nothing was valid."""
-    number, total, square = sums
-    mean = total / number
-    return mean, (square / number - mean.square()).clamp(min=0.0).sqrt()
-
-
-def group_normalise(*, score: Tensor, group: Tensor, std: Literal["sample", "population", "none"] = "sample") -> Tensor:
+def group_normalise(
+    *, score: Tensor, group: Tensor, std: Literal["sample", "population", "none"] = "sample", others: bool = False
+) -> Tensor:
     """Group-relative advantage [E] of E attempts: (score - group mean) / group std (GRPO, 2402.03300).
 
     `std`: "sample" divides by G - 1 inside the root, "population" by G, "none" not at all (Dr.GRPO, 2503.20783). A
     group is dead, and gets exactly 0, when its scores are equal to rounding: max - min <= 8 eps max|score|, with eps
     of the dtype of `score` (the standard deviation of eight times 0.1 in float32 is 8e-9, so `std > 0` does not find
     it). Raises ValueError on a group of one, whose advantage would always be 0, and on a score that is not finite.
+
+    `others`: the mean is that of the other attempts only (RLOO, 2402.14740), which is G / (G - 1) times as much.
     """
     if std not in ("sample", "population", "none"):
         raise ValueError(f"std: {std!r}, expected 'sample', 'population' or 'none'")
@@ -236,6 +200,8 @@ def group_normalise(*, score: Tensor, group: Tensor, std: Literal["sample", "pop
         below = size - 1 if std == "sample" else size
         spread = (groups.sum(centred.square())[groups.of_attempt] / below).sqrt()
         centred = centred / torch.where(spread > 0, spread, 1.0)
+    if others:
+        centred = centred * size / (size - 1)
     return torch.where(groups.dead[groups.of_attempt], 0.0, centred).to(score.dtype)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from m2flow.algorithms.reduce import expect_shape
+from m2flow.algorithms.reduce import expect_shape, row_sums
 
 Estimator: TypeAlias = Literal["k1", "k2", "k3"]
 ESTIMATORS = ("k1", "k2", "k3")
@@ -45,19 +45,45 @@ def approx_kl_sum(*, log_ratio: Tensor) -> Tensor:
     return torch.expm1(log_ratio).sub_(log_ratio).sum()
 
 
+def importance_bounds(*, advantage: Tensor, clip_low: float, clip_high: float, limit: float) -> tuple[Tensor, Tensor]:
+    """Bounds of log r on both sides, whatever the sign of the advantage: those of the weight that CISPO (2506.13585)
+    puts on log pi. With clip_low 1 there is only the upper one, as in the paper."""
+    below = -limit if clip_low >= 1.0 else max(-limit, math.log1p(-clip_low))
+    return torch.full_like(advantage, below), torch.full_like(advantage, min(limit, math.log1p(clip_high)))
+
+
 def behaviour_weight(
-    *, proximal_logprob: Tensor, behaviour_logprob: Tensor, threshold: float | None, log_ratio_limit: float = LIMIT
+    *,
+    proximal_logprob: Tensor,
+    behaviour_logprob: Tensor,
+    threshold: float | None,
+    rule: str = "drop",
+    joint: bool = False,
+    log_ratio_limit: float = LIMIT,
 ) -> tuple[Tensor, Tensor]:
     """Decoupled PPO (AReaL, 2505.24298): w = pi_prox / pi_behaviour, constant in the weights, and which units are kept.
 
-    The objective is w min(u A, clip(u) A) with u = pi / pi_prox. Units with w above `threshold` are dropped: their
-    weight is 0 and they must leave the denominator as well. No threshold: all are kept.
+    The objective is w min(u A, clip(u) A) with u = pi / pi_prox. What is done at a `threshold` C (None: nothing):
+
+    - drop: units with w > C are left out;
+    - truncate: their weight becomes C (truncated importance sampling, TIS, for an engine whose log-probs differ);
+    - mask: units with w outside [1/C, C] are left out (MIS).
+
+    The weight of what is left out is 0, and it must leave the denominator as well. `joint`: w is that of the whole row
+    [S, ...], the product over its units, and all of them share it.
     """
     expect_shape("behaviour_logprob", behaviour_logprob, proximal_logprob.shape)
-    weight = (proximal_logprob - behaviour_logprob).clamp(-log_ratio_limit, log_ratio_limit).exp()
-    if threshold is None:
-        return weight, torch.ones_like(weight, dtype=torch.bool)
+    log_weight = proximal_logprob - behaviour_logprob
+    if joint and log_weight.dim() > 1:
+        whole = row_sums(log_weight)
+        log_weight = whole.reshape(-1, *[1] * (log_weight.dim() - 1)).expand_as(log_weight)
+    weight = log_weight.clamp(-log_ratio_limit, log_ratio_limit).exp()
+    if threshold is None or rule == "truncate":
+        every = torch.ones_like(weight, dtype=torch.bool)
+        return weight if threshold is None else weight.clamp(max=threshold), every
     keep = weight <= threshold
+    if rule == "mask":
+        keep &= weight >= 1.0 / threshold
     return torch.where(keep, weight, 0.0), keep
 
 
@@ -107,25 +133,6 @@ def kl(*, policy_logprob: Tensor, reference_logprob: Tensor, estimator: Estimato
     raise ValueError(f"estimator: {estimator!r}, expected one of {', '.join(ESTIMATORS)}")
 
 
-def categorical_logprob(*, logits: Tensor, action: Tensor, temperature: float) -> Tensor:
-    """Log-probability of `action` int64 [...] under softmax(logits / temperature), logits [..., K].
-
-    For language models: nothing here scores tokens yet.
-    """
-    expect_shape("action", action, logits.shape[:-1])
-    scaled = functional.log_softmax(logits / _positive("temperature", temperature), dim=-1)
-    return scaled.gather(-1, action.unsqueeze(-1)).squeeze(-1)
-
-
-def categorical_entropy(*, logits: Tensor, temperature: float) -> Tensor:
-    """Entropy in nats of softmax(logits / temperature): [...] from logits [..., K]; -inf entries count 0.
-
-    For language models, like `categorical_logprob`.
-    """
-    scaled = functional.log_softmax(logits / _positive("temperature", temperature), dim=-1)
-    return -(scaled.exp() * torch.where(scaled.isneginf(), 0.0, scaled)).sum(dim=-1)
-
-
 def sac_target(
     *,
     reward: Tensor,
@@ -161,9 +168,3 @@ def sac_actor_sum(*, q: Tensor, logprob: Tensor, temperature: Tensor | float) ->
 def sac_temperature_sum(*, log_temperature: Tensor, logprob: Tensor, target_entropy: float) -> Tensor:
     """Sum over rows of -alpha (log pi(a|s) + target entropy), alpha = exp(log_temperature) (1812.05905, section 5)."""
     return -log_temperature.exp() * (logprob.detach() + target_entropy).sum()
-
-
-def _positive(name: str, value: float) -> float:
-    if not value > 0.0:
-        raise ValueError(f"{name}: {value}, expected more than 0")
-    return value

@@ -1,4 +1,4 @@
-"""On-policy objectives: PPO with its options as field values, and GRPO as an example of a variant.
+"""On-policy objectives: PPO with its options as field values, and GRPO, which needs no critic.
 
     Trajectory [T, B] --targets--> Batch [S] --prepare--> one optimiser batch --losses--> sums --trainer--> gradient
 
@@ -8,39 +8,30 @@ is a forward pass and a handful of operations.
 
 from __future__ import annotations
 
-import math
-import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from m2flow.algorithms import advantages, losses
-from m2flow.algorithms.reduce import LEVELS, expect_shape, inner, masked_max, masked_mean, masked_min, to_level
+from m2flow.algorithms.estimates import Estimate, statistics, without_critic
+from m2flow.algorithms.reduce import expect_shape, inner, row_sums, sequence_shares, to_level, weighted_sum
+from m2flow.algorithms.settings import check_ppo, check_without_critic
 from m2flow.algorithms.targets import (
     Rows,
     any_unit,
     check_rewards,
-    episode_scores,
     like,
+    spread,
     step_rows,
     to_tensors,
     to_units,
+    whole_episodes,
 )
 from m2flow.protocols import Model, Policy
 from m2flow.types import Array, Batch, Head, Loss, Metric, Phase, Spec, Term, Trajectory
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """What a variant says about each reward: advantage, and the critic's target and opinion if there is a critic."""
-
-    advantage: Tensor  # [T, B, K], K actions or 1
-    returns: Tensor | None = None  # [T, B, K]
-    value: Tensor | None = None  # [T, B, K]
-    metrics: Mapping[str, Metric] = field(default_factory=dict)  # what else the step reports
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,19 +39,22 @@ class PPO:
     """Proximal policy optimisation (1707.06347), with GAE (1506.02438) and the options of its descendants.
 
     A *unit* is what has a probability ratio of its own: every entry of the log-prob (`level` token), one action of a
-    chunk (action), or the whole decision (chunk; the default, and plain PPO where a decision is one action). All
-    terms are means over the units of an optimiser batch, the value loss over its values.
+    chunk (action; for a language model a token), or the whole decision (chunk; the default, and plain PPO where a
+    decision is one action; sequence: its length-normalised ratio, GSPO). All terms are means over the units of an
+    optimiser batch unless `aggregation` says otherwise, the value loss over its values. Which values make which
+    algorithm: docs/algorithms.md.
 
     Columns of its batches, U units in a row: `logprob`, `advantage` [S, *U], and what `losses` reads of the latter:
     `factor`, `lower`, `upper` [S, *U]; `return`, `value` [S, K]; `behaviour_logprob` [S, *axes] for the parity check.
     `mask` [S, *U], `unit_mask` [S, *axes] and `value_mask` [S, K] exist only where something does not count;
-    `weight` and `reference` [S, *U] only where their option is on.
+    `weight` and `reference` [S, *U], `share` and `sequences` [S] only where their option is on.
     """
 
     gamma: float = 0.99  # per chunk at reward level "chunk", per action at "action"
     gae_lambda: float = 0.95  # 0: trust the critic after one step; 1: the whole return
     clip_low: float = 0.2  # ratio at least 1 - clip_low
     clip_high: float = 0.2  # ratio at most 1 + clip_high; larger than clip_low is clip-higher
+    surrogate: Literal["clip", "cispo"] = "clip"  # cispo: clipped ratio, without gradient, times A log pi
     dual_clip: float | None = None  # loss at most this times |A| where A < 0; null: unbounded
     value_clip: float | None = None  # how far the value may move from the one of the start of the step
     huber: float | None = None  # error beyond which the value loss is linear; null: half the square
@@ -71,55 +65,31 @@ class PPO:
     kl_in: Literal["loss", "reward"] = "loss"  # where it is counted
     target_kl: float | None = None  # an optimiser batch whose approx_kl exceeds 1.5 times this is the last of its step
     whiten: Literal["batch", "minibatch", "none"] = "minibatch"  # rows over which advantages get mean 0 and deviation 1
-    level: Literal["token", "action", "chunk"] = "chunk"  # what has a probability ratio of its own
+    level: Literal["token", "action", "chunk", "sequence"] = "chunk"  # what has a probability ratio of its own
     reward_level: Literal["action", "chunk"] | None = None  # null: "action" at level action, else "chunk"
+    aggregation: Literal["token-mean", "sequence-mean-token-mean", "sequence-mean-token-sum"] = (
+        "token-mean"  # how units (tokens) become one loss; a sequence is an answer or an episode
+    )
+    aggregation_constant: float | None = None  # divides each sequence's sum, for instance by the longest answer
+    mask_truncated: bool = False  # leave out episodes that a limit cut short (answers of full length)
     decoupled: bool = False  # clip around the policy of the start of the step, weigh by it over the one that acted
-    behaviour_threshold: float | None = None  # units whose weight exceeds this are dropped (decoupled only)
+    behaviour_threshold: float | None = None  # weight at which the rule acts (decoupled only)
+    behaviour_rule: Literal["drop", "truncate", "mask"] = (
+        "drop"  # leave out above | bound (TIS) | also below 1/it (MIS)
+    )
+    behaviour_level: Literal["unit", "sequence"] = "unit"  # whose weight: each unit's own, or that of all in a decision
     reward_scale: float = 1.0  # rewards are multiplied by this
     log_ratio_clamp: float = losses.LIMIT  # log ratios beyond plus and minus this are cut off
     critic_hidden: tuple[int, ...] = (64, 64)  # widths of the critic's hidden layers
     critic_activation: str = "tanh"  # tanh | relu | elu | silu
 
-    denominators: ClassVar[tuple[str, ...]] = ("units", "values")
+    critic: ClassVar[bool] = True
     couples_batch: ClassVar[bool] = False
     phases: ClassVar[tuple[Phase, ...]] = (Phase("update", "all"),)
     requires: ClassVar[frozenset[str]] = frozenset({"score"})
 
     def __post_init__(self) -> None:
-        for name in ("gamma", "gae_lambda"):
-            _require(0.0 <= getattr(self, name) <= 1.0, name, getattr(self, name), "expected 0 to 1")
-        for name in ("clip_high", "reward_scale", "log_ratio_clamp"):
-            _require(getattr(self, name) > 0.0, name, getattr(self, name), "expected more than 0")
-        _require(0.0 < self.clip_low <= 1.0, "clip_low", self.clip_low, "expected more than 0 and at most 1")
-        for name, least in (
-            ("value_clip", 0.0),
-            ("huber", 0.0),
-            ("target_kl", 0.0),
-            ("behaviour_threshold", 0.0),
-            ("dual_clip", 1.0),
-        ):
-            given = getattr(self, name)
-            _require(
-                given is None or given > least, name, given, f"expected more than {least:g}, or null to switch it off"
-            )
-        for name in ("value_coef", "entropy_coef", "kl_coef"):
-            _require(getattr(self, name) >= 0.0, name, getattr(self, name), "expected 0 or more")
-        for name, allowed in (
-            ("kl", ("none", *losses.ESTIMATORS)),
-            ("kl_in", ("loss", "reward")),
-            ("whiten", ("batch", "minibatch", "none")),
-            ("level", LEVELS),
-            ("reward_level", (None, "action", "chunk")),
-        ):
-            _require(getattr(self, name) in allowed, name, getattr(self, name), f"expected one of {allowed}")
-        if (self.kl == "none") != (self.kl_coef == 0.0):
-            raise ValueError(f"kl_coef: {self.kl_coef} with kl {self.kl!r}; set both to use a KL term, or neither")
-        if self.kl == "k1" and self.kl_in == "loss":
-            raise ValueError("kl: k1 in a loss teaches nothing, its gradient averages to 0; use k2, k3 or kl_in reward")
-        if self.behaviour_threshold is not None and not self.decoupled:
-            raise ValueError("behaviour_threshold: only read with decoupled: true; set that, or remove this")
-        if self.level == "chunk" and self.reward_level == "action":
-            raise ValueError("reward_level: 'action' needs a ratio per action or finer; set level to action or token")
+        check_ppo(self)
 
     @property
     def scope(self) -> str:
@@ -127,9 +97,24 @@ class PPO:
         return "group" if self.whiten == "none" else "batch"
 
     @property
+    def denominators(self) -> tuple[str, ...]:
+        """Units, values of a critic, and sequences where a mean is taken over them."""
+        return ("units", *(("values",) if self.critic else ()), *(() if self.per == "units" else (self.per,)))
+
+    @property
+    def per(self) -> str:
+        """What the policy, entropy and KL terms are counted per."""
+        return "units" if self.aggregation == "token-mean" else "sequences"
+
+    @property
     def needs_reference(self) -> bool:
         """True where a KL term reads `Model.reference`."""
         return self.kl != "none"
+
+    @property
+    def kl_level(self) -> str:
+        """Where a KL in the loss is estimated: that of a whole decision is too large for k3 at level sequence."""
+        return "token" if self.level == "sequence" else self.level
 
     @property
     def per_action(self) -> bool:
@@ -152,25 +137,28 @@ class PPO:
         reward, valid = trajectory.reward * self.reward_scale, trajectory.valid
         if not self.per_action:
             reward, valid = (x[..., None] for x in advantages.chunk_reward(reward=reward, valid=valid))
-        if self.kl != "none":
-            reference = self._scored(model.reference, rows)
-            if self.kl_in == "reward":
-                reward = reward - self.kl_coef * self._penalty(rows, reference).reshape(reward.shape)
-            else:
-                columns["reference"] = reference
+        if self.kl != "none" and self.kl_in == "reward":
+            reward = reward - self.kl_coef * self._penalty(model, rows).reshape(reward.shape)
+        elif self.kl != "none":
+            columns["reference"] = self._scored(model.reference, rows, self.kl_level)
         estimate = self.estimate(model, trajectory, reward, valid)
-        columns["advantage"] = self._spread(rows, estimate.advantage)
+        columns["advantage"] = spread(rows, estimate.advantage, self.level)
+        if self.mask_truncated:
+            whole = whole_episodes(trajectory)
+            valid, unit_mask = valid & whole[..., None], _within(unit_mask, whole.reshape(-1), rows)
         if unit_mask is not None:
             mask = any_unit(unit_mask, axes=rows.axes, level=self.level)
-            columns = {name: torch.where(mask, x, 0.0) for name, x in columns.items()}
+            fits = {mask.shape: mask, unit_mask.shape: unit_mask}
+            columns = {name: torch.where(fits[x.shape], x, 0.0) for name, x in columns.items()}
             columns |= {"mask": mask, "unit_mask": unit_mask}
+        columns |= self._shares(columns, rows, trajectory.episode)
         columns |= self._value_columns(estimate, valid.reshape(len(rows.valid), -1))
         if self.whiten == "batch":
             columns["advantage"] = advantages.whiten(columns["advantage"], mask=columns.get("mask"))
         if self.whiten != "minibatch":
             self._bound(columns)
         columns["behaviour_logprob"] = rows.logprob
-        return Batch(rows.obs, rows.record, columns), _statistics(estimate, valid)
+        return Batch(rows.obs, rows.record, columns), statistics(estimate, valid)
 
     def estimate(self, model: Model, trajectory: Trajectory, reward: Tensor, valid: Tensor) -> Estimate:
         """GAE on the critic's values: one forward pass over all observation rows, unless the Trajectory brings values.
@@ -203,6 +191,8 @@ class PPO:
         if "return" in columns:
             mask = columns.get("value_mask")
             out["values"] = float(columns["return"].numel()) if mask is None else mask.sum()
+        if "sequences" in columns:
+            out["sequences"] = columns["sequences"].sum()
         return out
 
     def prepare(self, batch: Batch, rows: int) -> Batch:
@@ -221,12 +211,17 @@ class PPO:
         clip removed), `entropy`.
         """
         columns = batch.columns
-        mask = columns.get("unit_mask")
+        mask, share = columns.get("unit_mask"), columns.get("share")
         score = model.policy.score(batch.obs, batch.record)
         logprob = to_level(score.logprob, axes=model.policy.axes, level=self.level, mask=mask)
         log_ratio = logprob - columns["logprob"]
+        if self.level == "sequence":
+            log_ratio = log_ratio * columns["share"]
         bounded = log_ratio.clamp(columns["lower"], columns["upper"])
-        terms = [Term("policy", inner(bounded.exp(), columns["factor"]), "units")]
+        if self.surrogate == "clip":
+            terms = [Term("policy", inner(bounded.exp(), columns["factor"]), self.per)]
+        else:
+            terms = [Term("policy", inner(logprob, bounded.detach().exp() * columns["factor"]), self.per)]
         if self.value_coef:
             total = losses.value_loss_sum(
                 value=model.value("value", batch.obs),
@@ -238,16 +233,18 @@ class PPO:
             )
             terms.append(Term("value", total, "values", self.value_coef))
         entropy = score.entropy if self.entropy_coef else score.entropy.detach()
-        entropy = (entropy if mask is None else torch.where(mask, entropy, 0.0)).sum()
+        entropy = entropy if mask is None else torch.where(mask, entropy, 0.0)
         if self.entropy_coef:
-            terms.append(Term("entropy", -entropy, "units", self.entropy_coef))
+            terms.append(Term("entropy", -weighted_sum(entropy, share), self.per, self.entropy_coef))
         if self.kl != "none" and self.kl_in == "loss":
+            if self.level == "sequence":
+                logprob = score.logprob if mask is None else torch.where(mask, score.logprob, 0.0)
             distance = losses.kl(policy_logprob=logprob, reference_logprob=columns["reference"], estimator=self.kl)
-            terms.append(Term("kl", distance.sum(), "units", self.kl_coef))
+            terms.append(Term("kl", weighted_sum(distance, share), self.per, self.kl_coef))
         metrics = {
             "approx_kl": (losses.approx_kl_sum(log_ratio=log_ratio), "units"),
             "clip_fraction": (torch.count_nonzero(bounded != log_ratio), "units"),
-            "entropy": (entropy.detach(), "units"),
+            "entropy": (weighted_sum(entropy.detach(), share if self.level == "sequence" else None), "units"),
         }
         return Loss(tuple(terms), metrics)
 
@@ -264,24 +261,41 @@ class PPO:
         behaviour = to_level(rows.logprob, axes=rows.axes, level=self.level)
         if not self.decoupled:
             return {"logprob": behaviour}, rows.mask
-        proximal = self._scored(model.policy, rows)
+        proximal = self._scored(model.policy, rows, self.level)
+        length = _entries(rows) if self.level == "sequence" and self.behaviour_level == "unit" else 1.0
         weight, keep = losses.behaviour_weight(
-            proximal_logprob=proximal,
-            behaviour_logprob=behaviour,
+            proximal_logprob=proximal / length,
+            behaviour_logprob=behaviour / length,
             threshold=self.behaviour_threshold,
+            rule=self.behaviour_rule,
+            joint=self.behaviour_level == "sequence",
             log_ratio_limit=self.log_ratio_clamp,
         )
         columns = {"logprob": proximal, "weight": weight}
-        if bool(keep.all()):
-            return columns, rows.mask
-        kept = to_units(keep, axes=rows.axes, shape=tuple(rows.logprob.shape))
-        return columns, kept.contiguous() if rows.mask is None else kept & rows.mask
+        return columns, rows.mask if bool(keep.all()) else _within(rows.mask, keep, rows)
 
-    def _scored(self, policy: Policy, rows: Rows) -> Tensor:
-        """Log-prob of all rows by a policy, at the level."""
+    def _scored(self, policy: Policy, rows: Rows, level: str) -> Tensor:
+        """Log-prob of all rows by a policy, at a level."""
         logprob: Tensor = policy.score(rows.obs, rows.record).logprob.to(rows.logprob.dtype)
         expect_shape("score", logprob, rows.logprob.shape)
-        return to_level(logprob, axes=rows.axes, level=self.level, mask=rows.mask)
+        return to_level(logprob, axes=rows.axes, level=level, mask=rows.mask)
+
+    def _shares(self, columns: Mapping[str, Tensor], rows: Rows, episode: Tensor) -> dict[str, Tensor]:
+        """How the units of a row count, where it is not each the same (`reduce.sequence_shares`); level sequence: one
+        over the number of its entries."""
+        dtype = rows.logprob.dtype
+        if self.level == "sequence":
+            return {"share": 1.0 / _entries(rows)}
+        if self.per == "units":
+            return {}
+        mask = columns.get("mask")
+        share, part = sequence_shares(
+            mask=torch.ones_like(columns["advantage"], dtype=torch.bool) if mask is None else mask,
+            sequence=episode.reshape(-1),
+            how=self.aggregation,
+            constant=self.aggregation_constant,
+        )
+        return {"share": share.to(dtype), "sequences": part.to(dtype)}
 
     def _value_columns(self, estimate: Estimate, valid: Tensor) -> dict[str, Tensor]:
         """What the value loss reads, [S, K]; nothing where there is no critic."""
@@ -294,105 +308,84 @@ class PPO:
             columns["value_mask"] = valid
         return columns
 
-    def _penalty(self, rows: Rows, reference: Tensor) -> Tensor:
+    def _penalty(self, model: Model, rows: Rows) -> Tensor:
         """KL of the policy that acted against the reference, summed to one number per reward: [S, K]."""
         assert self.kl != "none"
+        reference = self._scored(model.reference, rows, self.level)
         behaviour = to_level(rows.logprob, axes=rows.axes, level=self.level)
         penalty = losses.kl(policy_logprob=behaviour, reference_logprob=reference, estimator=self.kl)
         axes = rows.axes if self.level == "token" else ("chunk",)
         return to_level(penalty, axes=axes, level="action" if self.per_action else "chunk")
 
-    def _spread(self, rows: Rows, advantage: Tensor) -> Tensor:
-        """Advantages [T, B, K] at the shape of the level: the same for all units of an action or decision."""
-        flat = advantage.reshape(len(rows.valid), -1)
-        if self.level == "chunk":
-            return flat[:, 0].contiguous()
-        if self.level == "action":
-            return flat.expand(rows.valid.shape).contiguous()
-        per_row = flat if flat.shape[1] > 1 else flat[:, 0]
-        return to_units(per_row, axes=rows.axes, shape=tuple(rows.logprob.shape)).contiguous()
-
     def _bound(self, columns: dict[str, Tensor]) -> None:
         """Add the bounds of log r, which depend on the sign of the advantage, and what the ratio is multiplied with."""
-        columns["lower"], columns["upper"] = losses.log_ratio_bounds(
-            advantage=columns["advantage"],
-            clip_low=self.clip_low,
-            clip_high=self.clip_high,
-            dual_clip=self.dual_clip,
-            limit=self.log_ratio_clamp,
-        )
-        columns["factor"] = columns["advantage"].neg()
+        advantage = columns["advantage"]
+        clip = {"clip_low": self.clip_low, "clip_high": self.clip_high, "limit": self.log_ratio_clamp}
+        if self.surrogate == "clip":
+            bounds = losses.log_ratio_bounds(advantage=advantage, dual_clip=self.dual_clip, **clip)
+        else:
+            bounds = losses.importance_bounds(advantage=advantage, **clip)
+        columns["lower"], columns["upper"] = bounds
+        columns["factor"] = advantage.neg()
         if self.decoupled:
             columns["factor"] *= columns["weight"]
+        if self.per == "sequences":
+            columns["factor"] *= columns["share"].reshape(-1, *[1] * (advantage.dim() - 1))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GRPO(PPO):
-    """Group-relative policy optimisation (2402.03300): PPO without a critic, the group of attempts as the baseline.
+    """Group-relative policy optimisation (2402.03300) and its relatives: PPO without a critic.
 
     A group is `Trajectory.group`, the score of an attempt the sum of its rewards within the trajectory, and its
-    advantage that of `group_normalise`, the same for all its steps. `std` none is Dr.GRPO (2503.20783). Groups whose
-    scores (as the environment gave them, without `reward_scale` and KL) are all equal are counted, not drawn again.
+    advantage the score less that of the `baseline`, the same for all its steps. `std` none is Dr.GRPO (2503.20783),
+    `leave_one_out` RLOO (2402.14740), `none` with `whiten: batch` Reinforce++ (2501.03262). Groups whose scores (as the
+    environment gave them, without `reward_scale` and KL) are all equal are counted, not drawn again.
     """
 
+    gamma: float = 1.0  # per chunk at reward level "chunk", per action at "action"; read with credit to_go only
     value_coef: float = 0.0  # there is no critic
     whiten: Literal["batch", "minibatch", "none"] = "none"  # the group has normalised them already
+    baseline: Literal["group", "leave_one_out", "none"] = "group"  # mean score of all, or of the other attempts; or 0
     std: Literal["sample", "population", "none"] = "sample"  # deviation of a group that divides its advantages
+    credit: Literal["episode", "to_go"] = "episode"  # to_go: an action has what was earned from there on
 
-    needs_groups: ClassVar[bool] = True
-    denominators: ClassVar[tuple[str, ...]] = ("units",)
+    critic: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         PPO.__post_init__(self)
-        _require(self.std in ("sample", "population", "none"), "std", self.std, "expected sample, population or none")
-        critic = ("gamma", "gae_lambda", "value_clip", "huber", "value_coef", "critic_hidden", "critic_activation")
-        for item in fields(self):
-            if item.name in critic and getattr(self, item.name) != item.default:
-                raise ValueError(f"{item.name}: GRPO has no critic and does not read it; remove it")
+        check_without_critic(self)
+
+    @property
+    def needs_groups(self) -> bool:
+        """Attempts at one task are compared."""
+        return self.baseline != "none"
 
     def heads(self, spec: Spec, chunk: int = 1) -> Mapping[str, Head | float]:  # noqa: ARG002
         """None: there is no critic."""
         return {}
 
     def estimate(self, model: Model, trajectory: Trajectory, reward: Tensor, valid: Tensor) -> Estimate:  # noqa: ARG002
-        """Group-normalised episode scores. Raises ValueError on a group of one."""
-        score, group, of_step = episode_scores(trajectory, reward=reward, valid=valid)
-        if not len(score):
-            return Estimate(torch.zeros_like(reward))
-        advantage = advantages.group_normalise(score=score, group=group, std=self.std)[of_step][..., None]
-        given, group, _ = episode_scores(trajectory, reward=trajectory.reward, valid=trajectory.valid)
-        counted = advantages.group_filter(score=given, group=group).metrics()
-        return Estimate(torch.where(valid, advantage, 0.0), metrics=counted)
+        """Scores against the baseline. Raises ValueError on a group of one where groups are compared."""
+        return without_critic(
+            trajectory,
+            reward=reward,
+            valid=valid,
+            baseline=self.baseline,
+            std=self.std,
+            credit=self.credit,
+            gamma=self.gamma,
+            reward_scale=self.reward_scale,
+        )
 
 
-def _statistics(estimate: Estimate, valid: Tensor) -> dict[str, Metric]:
-    """What `targets` reports, over valid steps only: not a number where there are none."""
-    advantage, returns, value = estimate.advantage, estimate.returns, estimate.value
-    count = int(valid.sum())
-    if not count:
-        warnings.warn("no valid step in this batch: its metrics are nan, its loss is 0", RuntimeWarning, stacklevel=3)
-    mean = masked_mean(advantage, mask=valid)
-    numbers = {
-        "advantage_mean": mean,
-        "advantage_std": masked_mean((advantage - mean).square(), mask=valid).sqrt(),
-        "advantage_min": masked_min(advantage, mask=valid),
-        "advantage_max": masked_max(advantage, mask=valid),
-    }
-    if returns is not None and value is not None:
-        numbers["return_mean"] = masked_mean(returns, mask=valid)
-        numbers["value_mean"] = masked_mean(value, mask=valid)
-        error = returns - value
-        left = masked_mean((error - masked_mean(error, mask=valid)).square(), mask=valid)
-        whole = masked_mean((returns - numbers["return_mean"]).square(), mask=valid)
-        numbers["explained_variance"] = torch.where(whole > 0, 1 - left / whole, math.nan)
-    values = torch.stack(list(numbers.values())).tolist()
-    how: dict[str, Literal["min", "max"]] = {"advantage_min": "min", "advantage_max": "max"}
-    return {
-        f"train/{name}": Metric(number, how.get(name, "mean"), float(count))
-        for name, number in zip(numbers, values, strict=True)
-    } | dict(estimate.metrics)
+def _entries(rows: Rows) -> Tensor:
+    """[S]: how many units of a row count, at least 1."""
+    mask = torch.ones_like(rows.logprob, dtype=torch.bool) if rows.mask is None else rows.mask
+    return row_sums(mask).clamp(min=1).to(rows.logprob.dtype)
 
 
-def _require(ok: bool, name: str, given: object, expected: str) -> None:
-    if not ok:
-        raise ValueError(f"{name}: {given!r}, {expected}")
+def _within(unit_mask: Tensor | None, keep: Tensor, rows: Rows) -> Tensor:
+    """`unit_mask` [S, *axes] where `keep`, at any level, is true."""
+    kept = to_units(keep, axes=rows.axes, shape=tuple(rows.logprob.shape))
+    return kept.contiguous() if unit_mask is None else kept & unit_mask

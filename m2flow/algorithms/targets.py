@@ -129,6 +129,23 @@ def episode_scores(trajectory: Trajectory, *, reward: Tensor, valid: Tensor) -> 
     return score, group, index
 
 
+def whole_episodes(trajectory: Trajectory) -> Tensor:
+    """bool [T, B]: steps of episodes that no limit cut short within the Trajectory."""
+    cut = trajectory.truncated & trajectory.valid.any(dim=-1)
+    return ~torch.isin(trajectory.episode, trajectory.episode[cut])
+
+
+def spread(rows: Rows, advantage: Tensor, level: str) -> Tensor:
+    """Advantages [T, B, K] at the shape of a level: the same for all units of an action or decision."""
+    flat = advantage.reshape(len(rows.valid), -1)
+    if level in ("chunk", "sequence"):
+        return flat[:, 0].contiguous()
+    if level == "action":
+        return flat.expand(rows.valid.shape).contiguous()
+    per_row = flat if flat.shape[1] > 1 else flat[:, 0]
+    return to_units(per_row, axes=rows.axes, shape=tuple(rows.logprob.shape)).contiguous()
+
+
 def check_rewards(trajectory: Trajectory) -> None:
     """Raise ValueError where the reward of a valid step is not a finite number, and say which."""
     wrong = torch.nonzero(trajectory.valid & ~trajectory.reward.isfinite())

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from m2flow.algorithms.actor_critic import SAC
+from m2flow.algorithms.imitation import SFT
 from m2flow.algorithms.onpolicy import GRPO, PPO
 from m2flow.models.flow import FlowConfig
 from m2flow.models.mlp import MLPConfig
@@ -18,6 +19,9 @@ FLOW = FlowConfig(hidden=(6,), chunk=3, steps=2)
 SQUASHED = MLPConfig(hidden=(6,), dist="squashed")
 SMALL = {"critic_hidden": (6,)}
 EVERYTHING = {"dual_clip": 1.5, "clip_high": 0.28, "value_clip": 0.2, "huber": 0.5, "entropy_coef": 0.05}
+COUNTED = {"level": "token", "kl": "k2", "kl_coef": 0.2, "entropy_coef": 0.05}
+REWARDED = {"kl_coef": 0.2, "kl_in": "reward", "whiten": "batch"}
+MIS = {"behaviour_threshold": 1.3, "behaviour_rule": "mask", "behaviour_level": "sequence"}
 
 CASES = [
     Case("ppo", PPO(**SMALL), MLP),
@@ -30,6 +34,18 @@ CASES = [
     Case("grpo", GRPO(), MLP),
     Case("grpo_whitened", GRPO(whiten="minibatch", std="none", entropy_coef=0.1), CHUNK),
     Case("grpo_kl", GRPO(kl="k3", kl_coef=0.1, level="token", std="population"), FLOW),
+    Case("grpo_token_sum", GRPO(aggregation="sequence-mean-token-sum", aggregation_constant=9, level="action"), CHUNK),
+    Case("grpo_sequence_mean", GRPO(aggregation="sequence-mean-token-mean", **COUNTED), FLOW, mask=True),
+    Case("rloo", GRPO(baseline="leave_one_out", std="none", aggregation="sequence-mean-token-mean"), CHUNK),
+    Case("reinforce", GRPO(baseline="none", std="none", credit="to_go", gamma=0.9, whiten="batch"), MLP),
+    Case("reinforce_tokens", GRPO(std="none", credit="to_go", level="action", kl="k1", **REWARDED), CHUNK),
+    Case("gspo", GRPO(level="sequence", clip_low=3e-2, clip_high=4e-2, kl="k3", kl_coef=0.1, entropy_coef=0.1), CHUNK),
+    Case("cispo", GRPO(surrogate="cispo", level="token", clip_low=1.0, clip_high=0.1), CHUNK, mask=True),
+    Case("ppo_tis", PPO(**SMALL, decoupled=True, behaviour_threshold=1.1, behaviour_rule="truncate"), CHUNK),
+    Case("ppo_mis", PPO(**SMALL, decoupled=True, level="action", **MIS), CHUNK),
+    Case("gspo_mis", GRPO(decoupled=True, level="sequence", **MIS), FLOW, mask=True),
+    Case("sft", SFT(), CHUNK),
+    Case("sft_entropy", SFT(entropy_coef=0.1), FLOW, mask=True),
     Case("sac", SAC(**SMALL), SQUASHED, replay=True),
     Case("sac_fixed_alpha", SAC(**SMALL, temperature=0.2, critics=3, backup_entropy=False), SQUASHED, replay=True),
 ]

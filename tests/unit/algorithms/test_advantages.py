@@ -153,15 +153,22 @@ def test_gae_names_what_has_the_wrong_shape_or_type():
 
 def test_reward_to_go_by_hand():
     def rows(*numbers):
-        return torch.tensor(numbers, dtype=torch.float64)[:, None]
+        return torch.tensor(numbers, dtype=torch.float64).reshape(4, 1, 1)
 
     no = torch.zeros(4, 1, dtype=torch.bool)
     ended = torch.tensor([[False], [True], [False], [False]])
-    args = {"reward": rows(1, 2, 3, 4), "truncated": no, "valid": ~no, "gamma": 0.5}
-    found = adv.reward_to_go(**args, bootstrap=rows(9, 9, 9, 10), terminated=ended)
-    torch.testing.assert_close(found, rows(2, 2, 7.5, 9))  # 3 + (4 + 10 / 2) / 2
-    found = adv.reward_to_go(**args, bootstrap=torch.zeros(4, 1, dtype=torch.float64), terminated=ended)
-    torch.testing.assert_close(found, rows(2, 2, 5, 4))
+    args = {"reward": rows(1, 2, 3, 4), "valid": ~no[..., None], "gamma": 0.5}
+    for terminated, truncated in ((ended, no), (no, ended)):  # what lies behind a limit counts 0
+        found = adv.reward_to_go(**args, terminated=terminated, truncated=truncated)
+        torch.testing.assert_close(found, rows(2, 2, 5, 4))
+
+
+def test_reward_to_go_of_tokens_by_hand():
+    reward = torch.tensor([[[-0.1, -0.2, 1.0], [0.5, math.nan, 1e6]]])
+    valid = torch.tensor([[[True, True, True], [True, False, False]]])
+    end = torch.ones(1, 2, dtype=torch.bool)
+    found = adv.reward_to_go(reward=reward, valid=valid, terminated=end, truncated=~end, gamma=1.0)
+    torch.testing.assert_close(found, torch.tensor([[[0.7, 0.8, 1.0], [0.5, 0.0, 0.0]]]))
 
 
 def test_chunk_reward_sums_executed_actions_only():
@@ -180,17 +187,12 @@ def test_a07_masked_normalisation_goes_along_the_right_axis(hidden):
     torch.testing.assert_close(adv.whiten(x, mask=mask, dim=-1), expected, atol=1e-6, rtol=0)
 
 
-def test_whitening_with_global_statistics_equals_whitening_the_whole():
+def test_whitening_under_a_mask_is_that_of_what_is_left():
     rng = torch.Generator().manual_seed(0)
     x = 5 + 3 * torch.randn(40, generator=rng, dtype=torch.float64)
     mask = torch.rand(40, generator=rng) > 0.3
     x[~mask] = math.nan
-    whole = adv.whiten(x, mask=mask)
-    sums = adv.moments(x[:13], mask=mask[:13]) + adv.moments(x[13:], mask=mask[13:])
-    mean, std = adv.mean_std(sums)
-    parts = [adv.whiten(x[a:b], mask=mask[a:b], mean=mean, std=std) for a, b in ((0, 13), (13, 40))]
-    torch.testing.assert_close(torch.cat(parts), whole)
-    kept = x[mask]
+    whole, kept = adv.whiten(x, mask=mask), x[mask]
     torch.testing.assert_close(whole[mask], (kept - kept.mean()) / (kept.std(correction=0) + 1e-8))
     torch.testing.assert_close(adv.whiten(kept, mask=None), whole[mask])
     assert (whole[~mask] == 0).all()
@@ -202,8 +204,6 @@ def test_whitening_a_single_value_leaves_it_and_nothing_valid_gives_zeros():
     x = torch.tensor([3.0, math.nan])
     assert adv.whiten(x, mask=torch.tensor([True, False])).tolist() == [3.0, 0.0]
     assert adv.whiten(x, mask=torch.tensor([False, False])).tolist() == [0.0, 0.0]
-    with pytest.raises(ValueError, match="both"):
-        adv.whiten(one, mask=None, mean=one)
 
 
 @pytest.mark.parametrize("n", [2, 7, 8, 16])
@@ -229,6 +229,15 @@ def test_a06_one_right_of_four_by_both_deviations():
     torch.testing.assert_close(population, torch.tensor([1.7320508, -0.5773503, -0.5773503, -0.5773503]))
     plain = adv.group_normalise(score=score, group=group, std="none")
     torch.testing.assert_close(plain, torch.tensor([0.75, -0.25, -0.25, -0.25]))
+
+
+def test_leave_one_out_is_the_score_less_the_mean_of_the_others():
+    score, group = torch.tensor([1.0, 0.0, 0.0, 0.5, 3.0, 1.0]), torch.tensor([7, 7, 7, 7, 2, 2])
+    found = adv.group_normalise(score=score, group=group, std="none", others=True)
+    expected = [1 - 0.5 / 3, -1.5 / 3, -1.5 / 3, 0.5 - 1 / 3, 2.0, -2.0]
+    assert found.tolist() == pytest.approx(expected, abs=1e-6)
+    equal = adv.group_normalise(score=torch.full((8,), 0.1), group=torch.zeros(8).long(), std="none", others=True)
+    assert equal.tolist() == [0.0] * 8
 
 
 def test_a07_a_group_of_one_is_an_error_that_names_the_group():

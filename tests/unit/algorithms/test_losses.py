@@ -101,27 +101,33 @@ def test_behaviour_weight_drops_what_is_too_far_off():
     assert keep.all()
 
 
-@pytest.mark.parametrize(("temperature", "expected"), [(1.0, -0.126928), (0.5, -0.018150), (2.0, -0.313262)])
-def test_a28_one_temperature_in_log_prob_and_entropy(temperature, expected):
-    logits = t(2.0, 0.0)
-    found = losses.categorical_logprob(logits=logits, action=torch.tensor(0), temperature=temperature)
-    assert float(found) == pytest.approx(expected, abs=1e-6)
-    p = math.exp(float(found))
-    entropy = losses.categorical_entropy(logits=logits, temperature=temperature)
-    assert float(entropy) == pytest.approx(-p * math.log(p) - (1 - p) * math.log(1 - p), abs=1e-12)
+def test_behaviour_weight_truncates_or_masks_both_sides():
+    pair = {"proximal_logprob": t(0.0, 1.0, -1.0, 0.5), "behaviour_logprob": t(0.0, 0.0, 0.0, 0.0)}
+    weight, keep = losses.behaviour_weight(**pair, threshold=2.0, rule="truncate")
+    assert weight.tolist() == pytest.approx([1.0, 2.0, math.exp(-1), math.exp(0.5)])
+    assert keep.all()
+    weight, keep = losses.behaviour_weight(**pair, threshold=2.0, rule="mask")
+    assert weight.tolist() == pytest.approx([1.0, 0.0, 0.0, math.exp(0.5)])
+    assert keep.tolist() == [True, False, False, True]
 
 
-def test_categorical_with_impossible_actions_has_finite_values_and_gradients():
-    logits = torch.tensor([[0.0, -math.inf, 1.0]], dtype=torch.float64, requires_grad=True)
-    total = losses.categorical_entropy(logits=logits, temperature=1.0).sum()
-    total = total + losses.categorical_logprob(logits=logits, action=torch.tensor([2]), temperature=1.0).sum()
-    (grad,) = torch.autograd.grad(total, logits)
-    assert total.isfinite()
-    assert grad.isfinite().all()
-    with pytest.raises(ValueError, match="temperature"):
-        losses.categorical_logprob(logits=logits, action=torch.tensor([2]), temperature=0.0)
-    with pytest.raises(ValueError, match="action"):
-        losses.categorical_logprob(logits=logits, action=torch.tensor(2), temperature=1.0)
+def test_the_joint_behaviour_weight_is_the_product_of_a_row():
+    pair = {"proximal_logprob": t([0.5, 0.4], [0.1, -0.2]), "behaviour_logprob": torch.zeros(2, 2).double()}
+    weight, keep = losses.behaviour_weight(**pair, threshold=2.0, rule="mask", joint=True)
+    assert weight.tolist() == [[0.0, 0.0], [pytest.approx(math.exp(-0.1))] * 2]
+    assert keep.tolist() == [[False, False], [True, True]]
+    flat = {name: x[:, 0] for name, x in pair.items()}
+    assert losses.behaviour_weight(**flat, threshold=None, joint=True)[0].tolist() == pytest.approx(
+        [math.exp(0.5), math.exp(0.1)]
+    )
+
+
+def test_importance_bounds_do_not_look_at_the_sign():
+    lower, upper = losses.importance_bounds(advantage=t(1.0, -1.0), limit=20.0, **CLIP)
+    assert lower.tolist() == [math.log1p(-0.2)] * 2
+    assert upper.tolist() == [math.log1p(0.2)] * 2
+    lower, upper = losses.importance_bounds(advantage=t(1.0), limit=20.0, clip_low=1.0, clip_high=4.0)
+    assert (lower.item(), upper.item()) == (-20.0, pytest.approx(math.log(5.0)))
 
 
 def test_sac_target_by_hand():
