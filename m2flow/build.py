@@ -6,7 +6,7 @@ called.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -225,6 +225,12 @@ def evaluate_checkpoint(recipe: Recipe, folder: RunFolder, step: int | None) -> 
             if isinstance(node, Closes):
                 node.close()
     return summarise(done, evaluator.protocol, found.payload)
+
+
+def coarse(recipe: Recipe) -> bool:
+    """Whether who acts or who trains computes in less than float32, so that their log-probs differ visibly."""
+    kinds = {getattr(recipe.generator, "dtype", None), getattr(recipe.trainer, "autocast", None)}
+    return not kinds.isdisjoint({"bfloat16", "float16"})
 
 
 def saved_step(store: Any, step: int | None = None) -> int:

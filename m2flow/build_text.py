@@ -1,8 +1,8 @@
 """Parts of the built-in flows for a language model: the same nodes as a robot's, built of other roles.
 
-    rollout     AnswerRollout, or Demonstrations where nothing is sampled     (robots: Rollout)
-    policy      GenerationService around the recipe's generator               (robots: PolicyService)
-    evaluator   Examiner                                                      (robots: Evaluator)
+rollout     AnswerRollout, or Demonstrations where nothing is sampled     (robots: Rollout)
+policy      GenerationService around the recipe's generator               (robots: PolicyService)
+evaluator   Examiner                                                      (robots: Evaluator)
 """
 
 from __future__ import annotations
@@ -120,8 +120,7 @@ def text_parts(recipe: Recipe, spec: Spec, folder: RunFolder | None) -> dict[str
 
 
 def order(recipe: Recipe, source: Any) -> Any:
-    """Position -> row: every row once an epoch, in an order keyed by the run's seed; without end, position by position.
-    """
+    """Position -> row: every row once an epoch, in an order keyed by the run's seed; without end, position by position."""
     from m2flow.tasks.order import Order
 
     if source.size is None:

@@ -128,7 +128,9 @@ class Session:
         # A language model is sure of most of its tokens, also of one that learns well: no floor of its own.
         text = isinstance(recipe.env, TaskConfig)
         floor = -math.inf if text else alarm_rules.automatic_floor(entries, self.spec.action.categories)
-        self.alarms = recipe.alarms.build(self.folder.alarms, lag=self.plan.lag, floor=floor, resume_step=resumed)
+        self.alarms = recipe.alarms.build(
+            self.folder.alarms, lag=self.plan.lag, floor=floor, resume_step=resumed, coarse=build.coarse(recipe)
+        )
         self.stopper = EarlyStop(recipe.early_stop) if recipe.early_stop is not None else None
         if meta is not None:
             self._recall(meta)

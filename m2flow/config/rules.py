@@ -208,7 +208,9 @@ def _text(r: Any) -> Iterator[Problem]:
     names = type(r.env).__name__.removesuffix("Config"), type(r.policy).__name__.removesuffix("Config")
     if tasks != speaks:
         if tasks:
-            message = f"{names[1]} is no language model, and env {names[0]} has text tasks; use policy: {{name: causal_lm}}"
+            message = (
+                f"{names[1]} is no language model, and env {names[0]} has text tasks; use policy: {{name: causal_lm}}"
+            )
         else:
             message = f"{names[1]} is a language model, and env {names[0]} has no text tasks; use env: {{name: rows}} or alike"
         yield Problem(("policy",), message)

@@ -6,7 +6,7 @@ the rules that look for it: it neither counts nor breaks a row.
 
 | kind          | fires when                                                        | default                    |
 |---------------|-------------------------------------------------------------------|----------------------------|
-| logprob_gap   | train/logprob_gap above its bound, or NaN                         | first step stop, then warn |
+| logprob_gap   | train/logprob_gap or its mean above its bound, or NaN             | first step stop, then warn |
 | non_finite    | a loss or gradient norm is NaN or infinite                        | stop                       |
 | nothing       | train/samples is 0, or train/advantage_std is NaN: all was masked | warn                       |
 | reward        | the reward failed on half of a step's samples or more             | stop                       |
@@ -14,6 +14,7 @@ the rules that look for it: it neither counts nor breaks a row.
 | zero_gradient | gradient norm exactly 0 for k steps                               | stop                       |
 | entropy       | train/entropy below its floor                                     | warn                       |
 | kl            | train/approx_kl above its bound                                   | warn                       |
+| truncated     | nearly all answers cut by their length limit for k steps          | warn                       |
 | stuck         | success exactly 0 for k steps (rollout) or k evaluations          | warn                       |
 """
 
@@ -25,7 +26,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -43,7 +44,9 @@ NO_LATER_CHECKPOINT = (
 class AlarmConfig:
     """Bounds of the alarms, and what each does: "off", "warn", or "stop"."""
 
-    logprob_gap_max: float = 1e-2  # nats; float32 on one machine stays below 1e-4, bfloat16 engines need more
+    # nats, the largest of the units looked at; null: 0.01, or 3 where one side computes in less than float32
+    logprob_gap_max: float | None = None
+    logprob_gap_mean_max: float | None = None  # nats, their mean; null: 0.001, or 0.1 with less than float32
     logprob_gap_first: Action = "stop"  # when the first step of a run or of a resumed run is above it
     logprob_gap_later: Action = "warn"  # when a later one is
     non_finite: Action = "stop"  # a loss or gradient norm is NaN or infinite
@@ -58,33 +61,51 @@ class AlarmConfig:
     entropy_floor: float | None = None  # nats per unit; null: 1 % of uniform, or a standard deviation of 1e-3
     kl: Action = "warn"  # one step moves the policy very far
     kl_max: float = 1.0  # nats of train/approx_kl
+    truncated: Action = "warn"  # nearly all answers of a language model are cut by their length limit
+    truncated_share: float = 0.95  # from this share of answers on
+    truncated_steps: int = 5  # for so many steps
     stuck: Action = "warn"  # no episode ever succeeds
     stuck_steps: int = 200  # training steps without a success
     stuck_evaluations: int = 10  # evaluations without a success
 
     def __post_init__(self) -> None:
         for name in ("logprob_gap_first", "logprob_gap_later", "non_finite", "nothing", "reward", "no_signal",
-                     "zero_gradient", "entropy", "kl", "stuck"):  # fmt: skip
+                     "zero_gradient", "entropy", "kl", "truncated", "stuck"):  # fmt: skip
             if getattr(self, name) not in ACTIONS:
                 raise ValueError(f"{name}: {getattr(self, name)!r}; allowed: {', '.join(ACTIONS)}")
-        for name in ("no_signal_steps", "zero_gradient_steps", "stuck_steps", "stuck_evaluations"):
+        for name in (
+            "no_signal_steps", "zero_gradient_steps", "truncated_steps", "stuck_steps", "stuck_evaluations",
+        ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: {getattr(self, name)}; allowed: 1 or more")
-        for name in ("logprob_gap_max", "kl_max"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}: {getattr(self, name)}; allowed: above 0")
+        for name in ("logprob_gap_max", "logprob_gap_mean_max", "kl_max", "truncated_share"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name}: {value}; allowed: above 0")
         if not self.spread_floor >= 0:
             raise ValueError(f"spread_floor: {self.spread_floor}; allowed: 0 or more")
 
     def build(
-        self, path: Path | None = None, lag: int = 0, floor: float | None = None, resume_step: int | None = None
+        self,
+        path: Path | None = None,
+        lag: int = 0,
+        floor: float | None = None,
+        resume_step: int | None = None,
+        coarse: bool = False,
     ) -> Alarms:
         """Alarms of one run, appended to `path` (alarms.jsonl) as they fire.
 
         `lag`: of the plan; with stale data a log-prob gap is the policy's movement, so only the first step is checked.
         `floor`: of the entropy where the config leaves it open (`automatic_floor`). `resume_step` drops later alarms.
+        `coarse`: who acts or who trains computes in less than float32.
         """
-        config = self
+        # bfloat16 against float32 on a model of 135M: mean 0.035, largest 0.45; a stale output layer: mean 0.25.
+        largest, mean = (3.0, 0.1) if coarse else (1e-2, 1e-3)
+        config = replace(
+            self,
+            logprob_gap_max=largest if self.logprob_gap_max is None else self.logprob_gap_max,
+            logprob_gap_mean_max=mean if self.logprob_gap_mean_max is None else self.logprob_gap_mean_max,
+        )
         if lag > 0:
             config = replace(config, logprob_gap_later="off")
         if config.entropy_floor is None:
@@ -214,20 +235,26 @@ def _rules(config: AlarmConfig) -> list[_Rule]:
 def _broken(config: AlarmConfig) -> list[_Rule]:
     """Conditions under which nothing that follows can be trusted."""
     return [
-        _Rule(
-            kind="logprob_gap",
-            patterns=("train/logprob_gap",),
-            bad=lambda value: not value <= config.logprob_gap_max,
-            first=config.logprob_gap_first,
-            action=config.logprob_gap_later,
-            text=f"{{name}} is {{value}} nats, the bound is {config.logprob_gap_max:g}: what the policy recorded"
-            " when it acted"
-            " is not what the learner computes for the same weights, so every probability ratio is wrong. Look"
-            " at: did the"
-            " weights reach the acting policy (version and checksum in its log); is anything random or batch dependent"
-            " inside `score` (dropout, batch norm, normaliser statistics that moved in between); are action transforms"
-            " (clip, squash, scale) applied before the log-prob on one side only; is the sampling temperature the same."
-            " If the gap is known to come from low precision, raise alarms.logprob_gap_max.",
+        *(
+            _Rule(
+                kind="logprob_gap",
+                patterns=(name,),
+                bad=partial(_above, bound),
+                first=config.logprob_gap_first,
+                action=config.logprob_gap_later,
+                text=f"{{name}} is {{value}} nats, the bound is {bound:g}: what the policy recorded when it acted is"
+                " not what the learner computes for the same weights, so every probability ratio is wrong. Look at: did"
+                " the weights reach the acting policy (version and checksum in its log); is anything random or batch"
+                " dependent inside `score` (dropout, batch norm, normaliser statistics that moved in between); are"
+                " action transforms (clip, squash, scale) applied before the log-prob on one side only; is the sampling"
+                " temperature the same. If the gap is known to come from low precision, raise"
+                f" alarms.{key}; objective.decoupled with a truncated weight corrects for it.",
+            )
+            for name, key, bound in (
+                ("train/logprob_gap", "logprob_gap_max", config.logprob_gap_max),
+                ("train/logprob_gap_mean", "logprob_gap_mean_max", config.logprob_gap_mean_max),
+            )
+            if bound is not None
         ),
         _Rule(
             kind="non_finite",
@@ -261,6 +288,10 @@ def _broken(config: AlarmConfig) -> list[_Rule]:
             " reward.errors: raise the first failure ends the run with its cause.",
         ),
     ]
+
+
+def _above(bound: float, value: float) -> bool:
+    return not value <= bound  # also where it is NaN
 
 
 def _is_zero(value: float) -> bool:
@@ -335,6 +366,18 @@ def _drifting(config: AlarmConfig) -> list[_Rule]:
                 " learning rate, whether one action is always rewarded.",
             )
         )
+    rules.append(
+        _Rule(
+            kind="truncated",
+            patterns=("rollout/truncated",),
+            bad=lambda value: value >= config.truncated_share,
+            action=config.truncated,
+            after=config.truncated_steps,
+            text="{name} is {value} for {count} steps: the length limit cuts nearly every answer, so what is rewarded is"
+            " hardly what the model would say. Look at: env.max_tokens; does the chat template make the model end its"
+            " answers (policy's stop ids); objective's masking of truncated answers; the reward for length.",
+        )
+    )
     for patterns, after in (
         (("rollout/success",), config.stuck_steps),
         (("eval/success_once",), config.stuck_evaluations),

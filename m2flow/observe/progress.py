@@ -7,7 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from m2flow.observe.rundata import NONE, RunData, headline, interval, show_gain, show_interval, show_number, show_seconds
+from m2flow.observe.rundata import (
+    NONE,
+    RunData,
+    headline,
+    interval,
+    show_gain,
+    show_interval,
+    show_number,
+    show_seconds,
+)
 
 SHOWN = (  # (metric, label); the first of each label that a run has is shown
     ("rollout/return", "return"),

@@ -23,7 +23,7 @@ from m2flow import seeds
 from m2flow.algorithms.advantages import group_filter
 from m2flow.protocols import Closes, TaskSource
 from m2flow.roles.conversation import Attempt, Judge, Talker
-from m2flow.roles.results import components
+from m2flow.roles.results import components, succeeded
 from m2flow.roles.rollout import EPISODES_PER_LANE, RolloutConfig
 from m2flow.types import Array, Metric, Report, Task, Tick, Trajectory, Tree, Units
 
@@ -190,6 +190,7 @@ def measures(groups: Sequence[Group]) -> dict[str, Metric]:
     reward = np.concatenate([np.asarray(group.scores["reward"], np.float64) for group in groups])
     metrics = {
         "rollout/return": Metric(float(reward.mean()), "mean", count),
+        "rollout/success": Metric(float(np.concatenate([succeeded(g.scores) for g in groups]).mean()), "mean", count),
         "rollout/length": Metric(float(length.mean()), "mean", count),
         "rollout/length_min": Metric(float(length.min()), "min"),
         "rollout/length_max": Metric(float(length.max()), "max"),
@@ -223,7 +224,9 @@ def describe(task: Task, attempt: Attempt) -> dict[str, Any]:
     return {
         "task": task.id,
         "attempt": attempt.number,
-        "prompt": str(asked[-1]["content"]) if len(asked) == 1 else "\n".join(f"{m['role']}: {m['content']}" for m in asked),
+        "prompt": "\n".join(
+            str(m["content"]) if m["role"] == "user" else f"{m['role']}: {m['content']}" for m in asked
+        ),
         "text": attempt.text,
         "gold": str(task.payload.get("answer", "")),
         "finish": attempt.finish,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 
 import numpy as np
 
@@ -12,8 +12,8 @@ from m2flow.protocols import Closes, TaskSource
 from m2flow.roles.answers import Group, SampleTable, table_rows
 from m2flow.roles.conversation import Judge, Talker
 from m2flow.roles.evaluation import partition
-from m2flow.roles.results import EvalProtocol
-from m2flow.types import Array, EpisodeResult, Report, Tick
+from m2flow.roles.results import EvalProtocol, succeeded
+from m2flow.types import EpisodeResult, Report, Tick
 
 
 class Examiner:
@@ -85,10 +85,3 @@ class Examiner:
         """End what the reward has started."""
         if isinstance(self.judge.reward, Closes):
             self.judge.reward.close()
-
-
-def succeeded(scores: Mapping[str, Array]) -> Array:
-    """bool [attempts]: "correct", a part's "<part>/correct", or a reward of 1. No score is no success."""
-    name = next((n for n in scores if n == "correct" or n.endswith("/correct")), "reward")
-    bar = 1.0 if name == "reward" else 0.5
-    return np.nan_to_num(np.asarray(scores[name], np.float64), nan=0.0) >= bar - 1e-6

@@ -8,6 +8,7 @@ trained on as they come. A new version is published when the step closes.
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -196,7 +197,14 @@ class Learner:
         if counted is not None:
             gap = gap[counted]
         if gap.numel():
-            self.tally.add({"train/logprob_gap": Metric(float(gap.max()), "max")})
+            count = float(gap.numel())
+            self.tally.add(
+                {
+                    "train/logprob_gap": Metric(float(gap.max()), "max"),
+                    "train/logprob_gap_mean": Metric(float(gap.mean()), "mean", count),
+                    "train/ratio_outside": Metric(float((gap > math.log(2.0)).float().mean()), "mean", count),
+                }
+            )
         return replace(batch, columns={k: v for k, v in batch.columns.items() if k != "behaviour_logprob"})
 
     def onload(self) -> None:
