@@ -120,7 +120,7 @@ def text_parts(recipe: Recipe, spec: Spec, folder: RunFolder | None) -> dict[str
 
 
 def order(recipe: Recipe, source: Any) -> Any:
-    """Position -> row: every row once an epoch, in an order keyed by the run's seed; without end, position by position."""
+    """Position -> row: every row once an epoch, in an order keyed by the run's seed; one by one where they never end."""
     from m2flow.tasks.order import Order
 
     if source.size is None:

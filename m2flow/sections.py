@@ -119,7 +119,7 @@ class TrainerConfig(Protocol):
     device: str  # as torch names it
     threads: int  # of torch's arithmetic in a process
 
-    def build(self, policy: Policy, objective: Objective, seed: int) -> Trainer:
+    def build(self, policy: Scorer, objective: Objective, seed: int) -> Trainer:
         """A trainer that owns `policy` from now on; new heads depend on `seed`."""
 
 

@@ -212,7 +212,7 @@ def _text(r: Any) -> Iterator[Problem]:
                 f"{names[1]} is no language model, and env {names[0]} has text tasks; use policy: {{name: causal_lm}}"
             )
         else:
-            message = f"{names[1]} is a language model, and env {names[0]} has no text tasks; use env: {{name: rows}} or alike"
+            message = f"{names[1]} is a language model, and env {names[0]} has no text tasks; use env: {{name: rows}}"
         yield Problem(("policy",), message)
     if not tasks:
         for key, unread in (("generator", r.generator is not None), ("flow", r.flow == "supervised")):

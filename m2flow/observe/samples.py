@@ -38,14 +38,14 @@ class SampleFolder:
             scratch = place.with_suffix(".new")
             scratch.write_text("".join(dumps(dict(row)) + "\n" for row in table), encoding="utf-8")
         else:
-            import pyarrow
-            import pyarrow.parquet
+            import pyarrow as pa
+            from pyarrow import parquet
 
             place = self.path / f"{stem}.parquet"
             scratch = place.with_suffix(".new")
             names = list(dict.fromkeys(name for row in table for name in row))
-            columns = pyarrow.table({name: [row.get(name) for row in table] for name in names})
-            pyarrow.parquet.write_table(columns, scratch)
+            columns = pa.table({name: [row.get(name) for row in table] for name in names})
+            parquet.write_table(columns, scratch)
         scratch.replace(place)
 
 
@@ -53,9 +53,9 @@ def read_samples(file: Path) -> list[dict[str, Any]]:
     """The rows of one table."""
     if file.suffix == ".jsonl":
         return list(rows(file))
-    import pyarrow.parquet
+    from pyarrow import parquet
 
-    found: list[dict[str, Any]] = pyarrow.parquet.read_table(file).to_pylist()
+    found: list[dict[str, Any]] = parquet.read_table(file).to_pylist()
     return found
 
 

@@ -108,8 +108,8 @@ class AnswerRollout:
             raise ValueError(
                 f"rollout.resample: {dry} of {len(groups)} groups found no task whose {self.config.group} attempts "
                 f"score differently within {self.config.resample + 1} tries (kept {len(groups) - dry}; rejected: "
-                f"{counts}) and rollout.when_dry is error; use easier or harder tasks, more attempts per task, a higher "
-                "resample, or when_dry: drop (train on fewer groups) or keep (train on the last one, advantage 0)"
+                f"{counts}) and rollout.when_dry is error; use easier or harder tasks, more attempts per task, a "
+                "higher resample, or when_dry: drop (train on fewer groups) or keep (train on the last one, advantage 0)"
             )
 
     def _rejections(self) -> dict[str, Metric]:
@@ -220,13 +220,11 @@ def table_rows(groups: Sequence[Group]) -> list[dict[str, Any]]:
 
 def describe(task: Task, attempt: Attempt) -> dict[str, Any]:
     """What a person wants to read of an attempt."""
-    asked = [m for m in attempt.messages if m["role"] != "assistant"]
+    asked = [(m["role"], str(m["content"])) for m in attempt.messages if m["role"] != "assistant"]
     return {
         "task": task.id,
         "attempt": attempt.number,
-        "prompt": "\n".join(
-            str(m["content"]) if m["role"] == "user" else f"{m['role']}: {m['content']}" for m in asked
-        ),
+        "prompt": "\n".join(text if role == "user" else f"{role}: {text}" for role, text in asked),
         "text": attempt.text,
         "gold": str(task.payload.get("answer", "")),
         "finish": attempt.finish,

@@ -47,9 +47,8 @@ class Examiner:
         for tick in items:
             if tick.kind != "evaluate":
                 continue
-            groups = []
-            for start in range(0, len(self.rows), self.together):
-                groups.append(await self._wave(self.rows[start : start + self.together]))
+            starts = range(0, len(self.rows), self.together)
+            groups = [await self._wave(self.rows[start : start + self.together]) for start in starts]
             if self.table is not None:
                 self.table.write(f"eval_{tick.step:06d}", table_rows(groups))
             results = [result for group in groups for result in self._results(group)]

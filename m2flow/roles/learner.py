@@ -134,7 +134,7 @@ class Learner:
         generator = np.random.Generator(np.random.Philox(seeds.derive(self.seed, step, epoch)))
         order = torch.from_numpy(generator.permutation(batch.size))
         if self.config.microbatch_tokens is not None:  # answers to one prompt side by side, which share its tokens
-            order = torch.cat([part.sort().values for part in order.split(rows)])
+            order = torch.cat([part.sort().values for part in torch.split(order, rows)])
         return cut(self.objective.prepare(batch.take(order), rows), rows)
 
     def _update(self, batch: Batch) -> bool:
