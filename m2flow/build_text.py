@@ -120,7 +120,7 @@ def text_parts(recipe: Recipe, spec: Spec, folder: RunFolder | None) -> dict[str
 
 
 def order(recipe: Recipe, source: Any) -> Any:
-    """Position -> row: every row once an epoch, in an order keyed by the run's seed; one by one where they never end."""
+    """Position -> row: every row once an epoch, in an order keyed by the run's seed; as they come without end."""
     from m2flow.tasks.order import Order
 
     if source.size is None:

@@ -374,8 +374,8 @@ def _drifting(config: AlarmConfig) -> list[_Rule]:
             action=config.truncated,
             after=config.truncated_steps,
             text="{name} is {value} for {count} steps: the length limit cuts nearly every answer, so what is rewarded"
-            " is hardly what the model would say. Look at: env.max_tokens; does the chat template make the model end its"
-            " answers (policy's stop ids); objective's masking of truncated answers; the reward for length.",
+            " is hardly what the model would say. Look at: env.max_tokens; does the chat template make the model end"
+            " its answers (policy's stop ids); objective's masking of truncated answers; the reward for length.",
         )
     )
     for patterns, after in (

@@ -16,7 +16,7 @@ train/entropy                | nats      | mean      | entropy of the policy per
 train/approx_kl              | nats      | mean      | k3 estimate of the divergence from the policy that acted
 train/logprob_gap            | nats      | max       | largest gap of recorded and recomputed log-prob, same weights
 train/logprob_gap_mean       | nats      | mean      | mean gap of recorded and recomputed log-prob, same weights
-train/ratio_outside          | share     | mean      | units with a recomputed probability outside half to twice the recorded
+train/ratio_outside          | share     | mean      | units recomputed as under half or over twice as likely
 train/clip_fraction          | share     | mean      | units whose gradient the clip removed
 train/grad_norm*             |           | mean      | gradient norm before clipping, by phase where there are several
 train/lr*                    |           | mean      | learning rate

@@ -109,7 +109,7 @@ class AnswerRollout:
                 f"rollout.resample: {dry} of {len(groups)} groups found no task whose {self.config.group} attempts "
                 f"score differently within {self.config.resample + 1} tries (kept {len(groups) - dry}; rejected: "
                 f"{counts}) and rollout.when_dry is error; use easier or harder tasks, more attempts per task, a "
-                "higher resample, or when_dry: drop (train on fewer groups) or keep (train on the last one, advantage 0)"
+                "higher resample, or when_dry: drop (train on fewer groups) or keep (on the last, advantage 0)"
             )
 
     def _rejections(self) -> dict[str, Metric]:
