@@ -21,7 +21,7 @@ import torch
 
 from m2flow import seeds
 from m2flow.algorithms.advantages import group_filter
-from m2flow.protocols import Closes, TaskSource
+from m2flow.protocols import TaskSource
 from m2flow.roles.conversation import Attempt, Judge, Talker
 from m2flow.roles.results import components, succeeded
 from m2flow.roles.rollout import EPISODES_PER_LANE, RolloutConfig
@@ -130,9 +130,8 @@ class AnswerRollout:
         self.cursor = saved
 
     def close(self) -> None:
-        """End what the reward has started."""
-        if isinstance(self.judge.reward, Closes):
-            self.judge.reward.close()
+        """End the reward's workers."""
+        self.judge.close()
 
 
 def dead(score: Array) -> str:

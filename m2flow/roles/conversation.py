@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
 from m2flow import seeds
-from m2flow.protocols import Dialogue, Reward, TextCodec
+from m2flow.protocols import Closes, Dialogue, Reward, TextCodec
 from m2flow.types import Array, Request, Sample, Task
 
 
@@ -88,18 +89,24 @@ class Talker:
 
 
 class Judge:
-    """A reward that is asked from an event loop: in a thread, so that generation goes on, and by one at a time."""
+    """A reward that is asked from an event loop: in a thread of its own, so that generation goes on meanwhile, and for
+    one group after another."""
 
     def __init__(self, reward: Reward) -> None:
         self.reward = reward
-        self._turn = asyncio.Lock()
+        self._thread = ThreadPoolExecutor(1, "reward")
 
     async def score(self, attempts: Sequence[Attempt]) -> Mapping[str, Array]:
         """Components by name, each [len(attempts)]."""
         samples = [attempt.sample() for attempt in attempts]
-        async with self._turn:
-            scores = await asyncio.to_thread(self.reward.score, samples)
+        scores = await asyncio.get_running_loop().run_in_executor(self._thread, self.reward.score, samples)
         wrong = [n for n, x in scores.items() if len(x) != len(samples)]
         if wrong or "reward" not in scores:
             raise ValueError(f"reward: gave {sorted(scores)}; {wrong or ['reward']} must be [{len(samples)}] numbers")
         return scores
+
+    def close(self) -> None:
+        """End the thread, and what the reward has started."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        if isinstance(self.reward, Closes):
+            self.reward.close()

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 import numpy as np
 
 from m2flow import seeds
-from m2flow.protocols import Closes, TaskSource
+from m2flow.protocols import TaskSource
 from m2flow.roles.answers import Group, SampleTable, table_rows
 from m2flow.roles.conversation import Judge, Talker
 from m2flow.roles.evaluation import partition
@@ -81,6 +81,5 @@ class Examiner:
         return results
 
     def close(self) -> None:
-        """End what the reward has started."""
-        if isinstance(self.judge.reward, Closes):
-            self.judge.reward.close()
+        """End the reward's workers."""
+        self.judge.close()
