@@ -1,0 +1,120 @@
+r"""Answers compared without a computer algebra system: exact numbers, and texts that are the same but for their looks.
+
+What is read as a number: integers (leading zeros, commas in groups of three), decimals, fractions (`2/3`,
+`\frac{2}{3}`, `\frac12`), mixed numbers (`1 1/4`, `2\frac{1}{2}`), each with a sign; in $, behind `x =`, and
+before a unit in `\text{}`. Nothing is rounded and nothing is evaluated.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+_LOOKS: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"\\(?:displaystyle|left|right|limits|mathbf|bf|mathrm\{~\})(?![a-zA-Z])"), ""),
+    (re.compile(r"\\[dtc]frac(?![a-zA-Z])"), r"\\frac"),
+    (re.compile(r"\{,\}(?=[0-9]{3})"), ","),
+    (re.compile(r"(?<!\\)\\[,!()\[\]]|\$"), ""),
+    (re.compile(r"(?<!\\)\\(?:[;: ]|(?:quad|qquad)(?![a-zA-Z]))|[~\s]+"), " "),
+)
+_INTEGER = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
+_DECIMAL = rf"(?:{_INTEGER}(?:\.[0-9]*)?|\.[0-9]+)"
+_ARGUMENT = rf"(?:\{{\s*([-+]?\s*{_DECIMAL})\s*\}}|([0-9]))"
+_FRAC = rf"\\frac\s*{_ARGUMENT}\s*{_ARGUMENT}"
+_RATIO = rf"({_DECIMAL})\s*/\s*({_DECIMAL})"
+_NUMBER = re.compile(
+    rf"(?P<sign>[-+]?)\s*(?:(?P<decimal>{_DECIMAL})|(?P<whole>{_INTEGER}\s*(?=\\frac)|{_INTEGER}\s+(?=[0-9]))?"
+    rf"(?:(?P<frac>{_FRAC})|(?P<ratio>{_RATIO})))"
+)
+_NAMED = re.compile(r"[a-zA-Z](?:_\{?[a-zA-Z0-9]+\}?|\([a-zA-Z]\))?\s*=(?!=)\s*")
+_WORDS = re.compile(r"\\(?:text|mbox|mathrm|textbf|operatorname)\s*\{([^{}]*)\}")
+_UNIT = re.compile(r"(?<=[0-9}])\s*\\(?:text|mbox|mathrm)\s*\{\s*([a-zA-Z.]+)\s*\}(?:\^(?:[23]|\{[23]\}))?$")
+_SCALES = re.compile(r"\b(?:hundred|thousand|million|billion|trillion|dozen|percent|and|or|not|to|base)", re.IGNORECASE)
+_COMMAND = re.compile(r"\\(?:begin|end)\s*\{[a-z]*\}|\\[a-zA-Z]+")
+_LETTERS = re.compile(
+    r"(?<![a-zA-Z])(?!(?:sin|cos|tan|log|exp|sqrt|arcsin|arccos|arctan|gcd|lcm|max|min)\b)[a-zA-Z]{3,}"
+)
+_ROW = re.compile(r"[0-9.]\s+[0-9.]")
+
+
+def tidy(text: str) -> str:
+    """The same answer without what does not matter: dollars, sizes of brackets, thin spaces, a full stop at the end."""
+    for pattern, instead in _LOOKS:
+        text = pattern.sub(instead, text)
+    text = text.strip()
+    return text[:-1].rstrip() if text.endswith(".") else text
+
+
+def rhs(text: str) -> str:
+    """`x = 5` as `5`, where the left side is one name and there is one equals sign; other texts as they are."""
+    named = _NAMED.match(text)
+    return text[named.end() :] if named and "=" not in text[named.end() :] else text
+
+
+def number(text: str) -> Fraction | None:
+    """The number that a tidy text is, exactly; None where it is none, or not one of the simple forms."""
+    text = rhs(text)
+    unit = _UNIT.search(text)
+    if unit and not _SCALES.match(unit[1]):
+        text = text[: unit.start()]
+    while text[:1] == "{" and text[-1:] == "}" and "{" not in text[1:]:
+        text = text[1:-1].strip()
+    found = _NUMBER.fullmatch(text)
+    if found is None:
+        return None
+    sign = -1 if found["sign"] == "-" else 1
+    if found["decimal"]:
+        return sign * _plain(found["decimal"])
+    inside = [part for part in found.groups()[3:] if part is not None and part not in (found["frac"], found["ratio"])]
+    top, bottom = (_plain(part) for part in inside[-2:])
+    if bottom == 0 or (found["whole"] and (top < 0 or bottom < 0)):
+        return None
+    return sign * ((_plain(found["whole"]) if found["whole"] else 0) + top / bottom)
+
+
+def _plain(digits: str) -> Fraction:
+    digits = re.sub(r"[,\s]", "", digits).rstrip(".") or "0"
+    return Fraction(digits)
+
+
+def same_text(gold: str, answer: str) -> bool:
+    """Whether two tidy texts are the same but for spaces between symbols; words also but for `\\text{}` and case."""
+    if not gold or not answer:
+        return False
+    if _squeezed(gold) == _squeezed(answer):
+        return True
+    ours, theirs = _words(gold), _words(answer)
+    if re.fullmatch(r"[a-zA-Z][a-zA-Z .'-]{2,}", ours):
+        return ours.casefold() == theirs.casefold()
+    return bool(re.fullmatch(r"[a-zA-Z]+", ours)) and ours == theirs
+
+
+def prose(text: str) -> bool:
+    """Whether a tidy text is nothing to compute with: words, or numbers in a row, which LaTeX reads as a product."""
+    rest = _COMMAND.sub(" ", _WORDS.sub(" ", text))
+    return not rest.strip(" {}()") or bool(_LETTERS.search(rest) or _ROW.search(text))
+
+
+def _words(text: str) -> str:
+    text = re.sub(r"\s+", " ", _WORDS.sub(r"\1", text)).strip(" .")
+    return re.sub(r"^\((\w+)\)$", r"\1", text)
+
+
+def _squeezed(text: str) -> str:
+    # a space between two digits or letters separates; all others are looks
+    return re.sub(r"(?<![0-9a-zA-Z]) | (?![0-9a-zA-Z])", "", text)
+
+
+def verdict(gold: str, answer: str, tolerance: float = 0.0) -> bool | None:
+    """Whether a tidy answer is right, where that can be told for certain here; None where it cannot.
+
+    Two numbers are the same where they are exactly, or differ by at most `tolerance` times the right one.
+    """
+    if not gold or not answer:
+        return False
+    ours, theirs = number(gold), number(answer)
+    if ours is not None and theirs is not None:
+        return ours == theirs or abs(ours - theirs) <= Fraction(tolerance) * abs(ours)
+    if same_text(gold, answer):
+        return True
+    return False if prose(gold) or prose(answer) else None
