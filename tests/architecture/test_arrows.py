@@ -76,6 +76,8 @@ HOMES: dict[str, tuple[str, ...]] = {
     "datasets": ("tasks.rows",),
     "reasoning_gym": ("tasks.gym",),
     "math_verify": ("rewards",),
+    "latex2sympy2_extended": ("rewards",),
+    "sympy": ("rewards",),
     "pydantic": ("config",),
     "yaml": ("config", "flow", "scaffold"),
     "typer": ("cli",),
