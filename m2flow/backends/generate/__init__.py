@@ -1,0 +1,1 @@
+"""Our own batched decoder for causal language models of transformers, a Generator."""
