@@ -14,7 +14,8 @@ from m2flow.protocols import TaskSource
 from m2flow.tasks.base import Side, Source, Split, TextTasks, fill, split
 from m2flow.tools.calculator import calculate, show
 
-Sign = Literal["+", "-", "*"]
+Operation = Literal["add", "subtract", "multiply"]
+SIGNS: Mapping[str, str] = {"add": "+", "subtract": "-", "multiply": "*"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +30,9 @@ class ArithmeticConfig(TextTasks):
     digits: int = 2  # of every number
     smaller: bool = False  # numbers with fewer digits too, from 0 on; one digit always starts at 0
     terms: int = 2  # numbers of a problem
-    operations: tuple[Sign, ...] = ("+",)  # signs between the numbers
+    operations: tuple[Operation, ...] = (
+        "add",
+    )  # that stand between the numbers, as often as there are problems of each
     negative: bool = False  # whether a difference may be below zero; False: the larger number comes first
     held_out: int | None = None  # problems for evaluation only; null: a fifth of all
 
@@ -39,9 +42,9 @@ class ArithmeticConfig(TextTasks):
             raise ValueError(f"digits: from 1 to 12, got {self.digits}")
         if not 2 <= self.terms <= 8:
             raise ValueError(f"terms: from 2 to 8, got {self.terms}")
-        if not self.operations or len(set(self.operations)) != len(self.operations) or {*self.operations} - {*"+-*"}:
-            raise ValueError(f"operations: different ones of '+', '-', '*', got {list(self.operations)}")
-        if self.terms > 2 and "-" in self.operations and not self.negative:
+        if not self.operations or len(set(self.operations)) != len(self.operations) or {*self.operations} - {*SIGNS}:
+            raise ValueError(f"operations: different ones of {', '.join(SIGNS)}, got {list(self.operations)}")
+        if self.terms > 2 and "subtract" in self.operations and not self.negative:
             raise ValueError("negative: with more than two terms a result may be below zero; set it to true")
         self._split()
         self._payload(0)
@@ -61,12 +64,12 @@ class ArithmeticConfig(TextTasks):
         if self.terms > 2:
             total = many**self.terms * len(self.operations) ** (self.terms - 1)
         else:
-            total = sum(_pairs(many, self._ordered(sign)) for sign in self.operations)
+            total = sum(_pairs(many, self._ordered(name)) for name in self.operations)
         return split(total, self.held_out, "problems")
 
-    def _ordered(self, sign: str) -> bool:
+    def _ordered(self, operation: str) -> bool:
         """Whether the order of two numbers makes two problems of them."""
-        return sign == "-" and self.negative
+        return operation == "subtract" and self.negative
 
     def _payload(self, number: int) -> Mapping[str, Any]:
         low, many = self._range()
@@ -78,30 +81,30 @@ class ArithmeticConfig(TextTasks):
         prompt = fill(self.template or "What is {question}? Give the number only.", row)
         return {**row, "prompt": prompt, "answer": answer, "completion": answer}
 
-    def _chain(self, number: int, many: int) -> tuple[list[int], list[Sign]]:
-        places, signs = [], []
+    def _chain(self, number: int, many: int) -> tuple[list[int], list[str]]:
+        places, signs = list[int](), list[str]()
         for _ in range(self.terms):
             number, place = divmod(number, many)
             places.append(place)
         for _ in range(self.terms - 1):
             number, sign = divmod(number, len(self.operations))
-            signs.append(self.operations[sign])
+            signs.append(SIGNS[self.operations[sign]])
         return places, signs
 
-    def _pair(self, number: int, many: int) -> tuple[list[int], list[Sign]]:
+    def _pair(self, number: int, many: int) -> tuple[list[int], list[str]]:
         rest = number
-        for sign in self.operations:
-            count = _pairs(many, self._ordered(sign))
+        for operation in self.operations:
+            count = _pairs(many, self._ordered(operation))
             if rest < count:
                 break
             rest -= count
-        if self._ordered(sign):
-            return list(divmod(rest, many)), [sign]
+        if self._ordered(operation):
+            return list(divmod(rest, many)), [SIGNS[operation]]
         larger = (isqrt(8 * rest + 1) - 1) // 2  # pairs with larger first number k start at k * (k + 1) / 2
         pair = [larger, rest - larger * (larger + 1) // 2]
-        if sign != "-" and _coin(number):
+        if operation != "subtract" and _coin(number):
             pair.reverse()
-        return pair, [sign]
+        return pair, [SIGNS[operation]]
 
 
 def _pairs(many: int, ordered: bool) -> int:

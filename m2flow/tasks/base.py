@@ -16,7 +16,7 @@ from m2flow.types import Field, Spec, Task
 Side = Literal["train", "held_out"]
 MOST = 2**62  # tasks of one source, so that their numbers fit into int64
 SECRET = ("answer", "completion", "entry")  # fields of a payload that say what is right
-_NAME = re.compile(r"\{\{(\w+)\}\}|\{([A-Za-z_]\w*)\}")
+_NAME = re.compile(r"\{\{(\w*)\}\}|\{([A-Za-z_]\w*)\}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,42 +53,28 @@ class TextTasks:
         messages = self.opening(task)
         if not self.tools:
             return SingleAnswer(messages)
-        return ToolDialogue(messages, table.build(self.tools), self.max_turns)
+        return ToolDialogue(messages, table.build(self.tools))
 
     def opening(self, task: Task) -> tuple[Message, ...]:
-        """The conversation up to where the model answers: `messages` of the payload without the answers at their end,
-        or its `prompt` as the user's message, behind the `system` prompt."""
-        messages, _ = _parts(task.payload)
-        if self.system is not None and messages[0]["role"] != "system":
-            messages.insert(0, {"role": "system", "content": self.system})
-        return tuple(messages)
-
-    def demonstration(self, task: Task) -> tuple[Message, ...]:
-        """The whole conversation as it should go, for supervised training: what `dialogue` opens with, and then the
-        answers at the end of the payload's `messages`, or its `completion`.
-
-        Raises:
-            ValueError: the task shows no answer.
-        """
-        _, answers = _parts(task.payload)
-        if not answers and task.payload.get("completion") is None:
-            raise ValueError(f"task {task.id} has neither 'completion' nor an answer at the end of its 'messages'")
-        shown = answers or [{"role": "assistant", "content": task.payload["completion"]}]
-        return (*self.dialogue(task).open(), *shown)
+        """The conversation before the first answer: the payload's `messages`, or its `prompt` as the user's message,
+        behind the `system` prompt where they have none."""
+        payload = task.payload
+        messages: tuple[Message, ...] = tuple(
+            payload.get("messages") or ({"role": "user", "content": payload["prompt"]},)
+        )
+        if self.system is None or messages[0]["role"] == "system":
+            return messages
+        return ({"role": "system", "content": self.system}, *messages)
 
 
-def _parts(payload: Mapping[str, Any]) -> tuple[list[Message], list[Message]]:
-    """The conversation of a payload, and the answers at its end."""
-    messages: list[Message] = list(payload.get("messages") or [{"role": "user", "content": payload["prompt"]}])
-    end = len(messages)
-    while end > 1 and messages[end - 1]["role"] == "assistant":
-        end -= 1
-    return messages[:end], messages[end:]
+def names_in(template: str) -> list[str]:
+    """The fields that a template asks for."""
+    return [found[2] for found in _NAME.finditer(template) if found[2] is not None]
 
 
 def fill(template: str, row: Mapping[str, Any]) -> str:
-    """The template with every {name} replaced by that field of the row; {{name}} becomes {name}, and every other brace
-    stays as it is (LaTeX: "\\boxed{}"). Names only: no attributes, indices or formats.
+    """The template with every {name} replaced by that field of the row; {{name}} becomes {name}, {{}} becomes {}, and
+    every other brace stays as it is ("\\boxed{}" too). Names only: no attributes, indices or formats.
 
     Example: `fill("What is {question}?", {"question": "1 + 2"})` is "What is 1 + 2?".
 
@@ -148,7 +134,7 @@ def split(total: int, held_out: int | None, what: str) -> Split:
 
     Example: `split(100, None, "additions")` holds out 20.
     """
-    count = total // 5 if held_out is None else held_out
+    count = max(1, total // 5) if held_out is None else held_out
     if not 1 <= count < total:
         raise ValueError(f"held_out: from 1 to {total - 1}, since there are {total} {what}; got {held_out}")
     return Split(total, min(count, MOST))

@@ -16,7 +16,8 @@ from m2flow.tasks.base import Side, Source, Split, TextTasks, fill, split
 from m2flow.tools.calculator import CalculationError, Node, parse, value
 from m2flow.types import Sample
 
-Sign = Literal["+", "-", "*", "/"]
+Operation = Literal["add", "subtract", "multiply", "divide"]
+SIGNS: Mapping[str, str] = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/"}
 _STRENGTH = {"+": 1, "-": 1, "*": 2, "/": 2}
 _TRIES = 100  # random expressions before the sum of all numbers is taken, which is always a solution
 
@@ -35,7 +36,7 @@ class CountdownConfig(TextTasks):
     count: int = 3  # numbers of a task
     low: int = 1  # smallest number
     high: int = 20  # largest number
-    operations: tuple[Sign, ...] = ("+", "-", "*")  # that a solution may use; "+" is always among them
+    operations: tuple[Operation, ...] = ("add", "subtract", "multiply")  # allowed in a solution; "add" always is
     max_target: int = 100  # largest target
     exact: bool = True  # every number is used exactly once; False: at most once
     held_out: int | None = None  # sets of numbers for evaluation only, with one task each; null: a fifth of all
@@ -46,10 +47,9 @@ class CountdownConfig(TextTasks):
             raise ValueError(f"count: from 2 to 8 numbers, got {self.count}")
         if not 1 <= self.low < self.high <= 10_000:
             raise ValueError(f"high: 1 <= low < high <= 10000, got low {self.low} and high {self.high}")
-        if "+" not in self.operations or len(set(self.operations)) != len(self.operations):
-            raise ValueError(f"operations: '+' and others of '-', '*', '/', each once, got {list(self.operations)}")
-        if {*self.operations} - {*_STRENGTH}:
-            raise ValueError(f"operations: only '+', '-', '*', '/', got {list(self.operations)}")
+        given = [*self.operations]
+        if "add" not in given or len(set(given)) != len(given) or {*given} - {*SIGNS}:
+            raise ValueError(f"operations: 'add' and others of {', '.join(SIGNS)}, each once, got {given}")
         if self.max_target < self.count * self.high:
             raise ValueError(
                 f"max_target: at least {self.count * self.high}, the largest sum of numbers (count x high), so that "
@@ -80,7 +80,7 @@ class CountdownConfig(TextTasks):
         target, solution = self._solvable(numbers, random)
         row = {"numbers": numbers, "target": target, "question": f"{' '.join(map(str, numbers))} = {target}"}
         answers = {"answer": str(target), "completion": solution}
-        rules = {"operations": list(self.operations), "exact": self.exact}
+        rules = {"operations": [SIGNS[name] for name in self.operations], "exact": self.exact}
         return {**row, "prompt": fill(self.template or "{question}", row), **answers, **rules}
 
     def _solvable(self, numbers: list[int], random: Random) -> tuple[int, str]:
@@ -97,7 +97,7 @@ class CountdownConfig(TextTasks):
         parts = [(number, str(number), 3) for number in random.sample(numbers, used)]
         while len(parts) > 1:
             left, right = (parts.pop(random.randrange(len(parts))) for _ in range(2))
-            joined = _join(left, right, random.choice(self.operations))
+            joined = _join(left, right, SIGNS[random.choice(self.operations)])
             if joined is None:
                 return None
             parts.append(joined)
@@ -108,7 +108,7 @@ def verify(sample: Sample) -> float:
     """1 where the answer is an expression that keeps the rules of its task and reaches the target, else 0.
 
     Read is what stands in the last <answer>...</answer>, else the last line that is not empty; "= 17" at its end is
-    ignored. Only the operations of the task are allowed, no signs in front of numbers, and no number oftener than given.
+    ignored. Only the operations of the task are allowed, no signs before numbers, and no number oftener than given.
     """
     payload = sample.task.payload
     try:

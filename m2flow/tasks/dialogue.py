@@ -32,13 +32,12 @@ class ToolDialogue:
 
     The tools stand in the system message as plain text (`tools.calls.describe`), so that every chat template works.
     Calls of one answer are run in their order; each gets one message {"role": "tool", "name", "content"}. An answer
-    without a readable call ends the conversation, and so does the last of `max_turns` answers: its calls are counted
-    and not run, because nobody would read the results.
+    without a readable call ends the conversation.
     """
 
-    def __init__(self, messages: Sequence[Message], tools: Mapping[str, table.Tool], max_turns: int) -> None:
+    def __init__(self, messages: Sequence[Message], tools: Mapping[str, table.Tool]) -> None:
         self._messages = with_system(messages, describe([tool.spec for tool in tools.values()]))
-        self._tools, self._left = tools, max_turns
+        self._tools = tools
         self._info = {"tool_calls": 0.0, "tool_errors": 0.0, "tool_broken": 0.0}
 
     def open(self) -> Sequence[Message]:
@@ -46,11 +45,8 @@ class ToolDialogue:
 
     async def reply(self, text: str) -> Sequence[Message]:
         found = parse(text)
-        self._left -= 1
         self._info["tool_calls"] += len(found.calls)
         self._info["tool_broken"] += found.broken
-        if self._left <= 0:
-            return ()
         messages = []
         for call in found.calls:
             content, well = await table.run(self._tools, call)

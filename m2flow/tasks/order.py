@@ -16,7 +16,7 @@ class Permutation:
     """A pseudo-random one-to-one map of 0 .. size-1 onto itself, a pure function of its key, for any size.
 
     A Feistel network over pairs (left, right) with left < a, right < b, a * b >= size (Black and Rogaway 2002,
-    "Ciphers with arbitrary finite domains": what falls outside the size goes through it again). It holds no table. Sizes up to 2**900.
+    "Ciphers with arbitrary finite domains": what falls outside the size goes through it again). It holds no table.
     Example: `sorted(Permutation(10, "key").at(i) for i in range(10)) == list(range(10))`.
     """
 
@@ -68,6 +68,10 @@ class Order:
     def __post_init__(self) -> None:
         if self.size is not None and self.size < 1:
             raise ValueError(f"size: there must be a task, got {self.size}")
+
+    def index(self, position: int) -> int:
+        """Index in the source of the position-th task of a run."""
+        return self.at(position)[1]
 
     def at(self, position: int) -> tuple[int, int]:
         """(epoch, index in the source) of the position-th task of a run, counted from 0."""
