@@ -5,6 +5,7 @@ The network is counted on torch's meta device: its tensors have shapes and no nu
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from m2flow.config import Recipe
@@ -45,8 +46,9 @@ def estimate(recipe: Recipe, flow: Flow, plan: Plan, spec: Spec, model: Any) -> 
     """
     float_size = 8 if recipe.trainer.dtype == "float64" else 4
     trained = sum(p.numel() for p in model.trainable.values())
-    frozen = sum(p.numel() for p in model.parameters()) - trained  # slow copies, a reference
-    weights = sum(p.numel() for p in model.policy.parameters())
+    moved = {id(p) for p in model.trainable.values()}
+    frozen = _bytes((p for p in model.parameters() if id(p) not in moved), float_size)  # slow copies, a reference
+    weights = _bytes(model.policy.parameters(), float_size)
     row = sum(field.size for field in spec.observation.values()) * float_size
     row += int(model.policy.chunk) * spec.action.size * float_size * 4  # action, log-prob, columns of the same size
     groups = recipe.rollout.lanes // recipe.rollout.group
@@ -54,12 +56,19 @@ def estimate(recipe: Recipe, flow: Flow, plan: Plan, spec: Spec, model: Any) -> 
     data = 3 * recipe.rollout.length * recipe.rollout.lanes * row  # as collected, as columns, shuffled
     kept = 0 if recipe.replay is None else recipe.replay.capacity * 2 * row
     needs = {
-        "policy": weights * float_size,
+        "policy": weights,
+        "generator": weights,  # a copy of its own; its cache of keys and values comes on top
         "rollout": recipe.rollout.length * lanes * row,
-        "learner": (4 * trained + frozen) * float_size + data + kept,  # 4: weight, gradient, two moments
+        "learner": 4 * trained * float_size + frozen + data + kept,  # 4: weight, gradient, two moments
         "evaluator": _together(recipe, plan) * row,
     }
     return {node.name: needs.get(node.name, 0) for node in flow.nodes}
+
+
+def _bytes(parameters: Iterable[Any], float_size: int) -> int:
+    """Of weights as they are held: in the trainer's dtype, or in half precision where they were made so (the base of
+    adapters)."""
+    return sum(p.numel() * (p.element_size() if p.element_size() < 4 else float_size) for p in parameters)
 
 
 def _together(recipe: Recipe, plan: Plan) -> int:

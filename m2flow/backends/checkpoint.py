@@ -2,6 +2,7 @@
 
     <directory>/step_000123/arrays.safetensors   every array of the state
                             policy.safetensors   the policy's weights alone, to act with
+                            hf/                  a language model, as from_pretrained opens it (see backends.export)
                             state.json           everything else, and the caller's notes (meta)
                             manifest.json        sizes and hashes of the files above
     <directory>/latest                           the name of the newest complete one
@@ -18,14 +19,15 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from m2flow.backends import codec
 from m2flow.types import Tree
 
+Export: TypeAlias = Callable[[Path, Mapping[str, Any]], None]
 FORMAT = 1
 LATEST = "latest"
 MANIFEST = "manifest.json"
@@ -49,19 +51,21 @@ class CheckpointConfig:
         """Whether to save after `step` training steps."""
         return final or (self.every > 0 and step % self.every == 0)
 
-    def build(self, directory: Path | str) -> CheckpointStore:
-        """The store in `directory`, which is made when something is saved."""
-        return CheckpointStore(Path(directory), self)
+    def build(self, directory: Path | str, export: Export | None = None) -> CheckpointStore:
+        """The store in `directory`, which is made when something is saved. See `CheckpointStore` about `export`."""
+        return CheckpointStore(Path(directory), self, export)
 
 
 class CheckpointStore:
     """See `protocols.Store`.
 
     The metric that decides about the best checkpoint is read from `meta["metrics"][best_metric]` at `save`.
+    `export(folder, arrays)` writes more files into a checkpoint's folder before it gets its name, from the policy's
+    arrays (torch tensors by name, those of `policy.safetensors`); where it raises, there is no checkpoint.
     """
 
-    def __init__(self, directory: Path, config: CheckpointConfig | None = None) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, config: CheckpointConfig | None = None, export: Export | None = None) -> None:
+        self.directory, self.export = directory, export
         self.config = config or CheckpointConfig()
 
     def save(self, step: int, state: Tree, meta: Mapping[str, Any]) -> None:
@@ -79,7 +83,7 @@ class CheckpointStore:
         place, temporary = self._place(step), self.directory / f"{NEW}{_name(step)}"
         temporary.mkdir()
         try:
-            _write(temporary, step, state, meta, number, self._score(meta))
+            _write(temporary, step, state, meta, (number, self._score(meta)), self.export)
             if place.exists():
                 place.rename(self.directory / f"{ASIDE}{place.name}")
             temporary.rename(place)
@@ -226,7 +230,14 @@ def policies(state: Tree) -> Iterator[dict[str, Any]]:
             yield from policies(item)
 
 
-def _write(place: Path, step: int, state: Tree, meta: Mapping[str, Any], number: int, score: float | None) -> None:
+def _write(
+    place: Path,
+    step: int,
+    state: Tree,
+    meta: Mapping[str, Any],
+    rank: tuple[int, float | None],
+    export: Export | None,
+) -> None:
     """All files of a checkpoint into an empty folder, flushed to disk; the manifest last."""
     from safetensors.torch import save_file
 
@@ -238,11 +249,14 @@ def _write(place: Path, step: int, state: Tree, meta: Mapping[str, Any], number:
         _, weights = codec.encode(policy)
         save_file(weights, file)
         _verify(file, weights)
+        if export is not None and not i:
+            export(place, weights)
     files = {}
-    for file in sorted(place.iterdir()):
+    for file in sorted(place.rglob("*")):
         _sync(file)
-        files[file.name] = {"bytes": file.stat().st_size, "sha256": _hash(file)}
-    manifest = {"format": FORMAT, "step": step, "number": number, "score": score, "files": files}
+        if file.is_file():
+            files[file.relative_to(place).as_posix()] = {"bytes": file.stat().st_size, "sha256": _hash(file)}
+    manifest = {"format": FORMAT, "step": step, "number": rank[0], "score": rank[1], "files": files}
     _write_text(place / MANIFEST, json.dumps(manifest, indent=1, allow_nan=False))
     _sync(place)
 

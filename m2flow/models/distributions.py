@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from m2flow.logits import categorical_score, normalised
 from m2flow.models.encoder import tensor
 from m2flow.types import Action, Array, Field, Score
 
@@ -229,7 +230,7 @@ class Categorical(nn.Module):
 
     def log_probs(self, out: Tensor) -> Tensor:
         """[B, C, *shape, K]."""
-        return functional.log_softmax(out.view(-1, *self.shape, self.categories) / self.temperature, -1)
+        return normalised(out.view(-1, *self.shape, self.categories), self.temperature)
 
     def draw(self, out: Tensor, noise: Tensor | None) -> Action:
         """The first category whose cumulative probability exceeds the noise."""
@@ -256,9 +257,9 @@ class Categorical(nn.Module):
 
     def score(self, out: Tensor, record: Mapping[str, Array]) -> Score:
         """Log-prob and entropy [B, C, *shape]."""
-        log_probs = self.log_probs(out)
-        action = tensor(record["action"]).long().unsqueeze(-1)
-        return Score(log_probs.gather(-1, action).squeeze(-1), -(log_probs.exp() * log_probs).sum(-1))
+        logits = out.view(-1, *self.shape, self.categories)
+        action = tensor(record["action"]).long()
+        return Score(*categorical_score(logits=logits, action=action, temperature=self.temperature))
 
 
 def normal_logprob(x: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:

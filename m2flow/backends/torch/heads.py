@@ -18,6 +18,9 @@ from m2flow.types import Array, Field, Head
 class HeadNet(nn.Module):
     """Dense layers from features [S, F] (and an action) to [S, outputs], or [copies, S, outputs].
 
+    Where every action of a chunk has features of its own, [S, C, F], one output gives [S, C] (or [copies, S, C]), and
+    several give [S, C, outputs].
+
     A bounded action enters scaled to [-1, 1], whatever its unit; one with categories enters one-hot. Initialisation is
     orthogonal, sqrt(2) inside and `gain` at the end.
     """
@@ -63,6 +66,8 @@ class HeadNet(nn.Module):
         """`action` [S, ...], where the head takes one."""
         if self.head.takes_action != (action is not None):
             raise ValueError(f"a head with takes_action={self.head.takes_action} got action={type(action).__name__}")
+        if x.dim() == 3:
+            return self._each(x, action)
         if action is not None:
             x = torch.cat([x, self._flat(action, x)], 1)
         layer: Any = functional.linear
@@ -72,7 +77,15 @@ class HeadNet(nn.Module):
         for w, b in inner:
             x = self.activate(layer(x, w, b))
         out: Tensor = layer(x, weight, bias)
-        return out
+        return out if out.dtype == weight.dtype else out.to(weight.dtype)  # under autocast it comes back narrower
+
+    def _each(self, x: Tensor, action: Array | None) -> Tensor:
+        """A value for every action of a chunk, from its own features [S, C, F]."""
+        if action is not None:
+            raise ValueError("a head with takes_action=True needs features [S, F]; this policy has one per action")
+        flat = self.forward(x.flatten(0, 1), None)
+        out = flat.view(*flat.shape[:-2], *x.shape[:2], self.head.outputs)
+        return out.squeeze(-1) if self.head.outputs == 1 else out
 
     def _flat(self, action: Tensor, like: Tensor) -> Tensor:
         if self.categories is not None:

@@ -26,7 +26,7 @@ class Model(nn.Module):
 
     def __init__(self, policy: Any, heads: Mapping[str, Head | float], seed: int, *, reference: bool = False) -> None:
         super().__init__()
-        first = next(policy.parameters())
+        first = next((p for p in policy.parameters() if p.requires_grad), next(policy.parameters()))
         self.policy = policy
         self.heads, self.slow, self.scalars = nn.ModuleDict(), nn.ModuleDict(), nn.ParameterDict()
         width = feature_width(policy)
@@ -41,12 +41,15 @@ class Model(nn.Module):
                     self.slow[name] = _frozen(self.heads[name])
             else:
                 self.scalars[name] = nn.Parameter(first.new_tensor(head))
-        self.reference = _frozen(policy).eval() if reference else None
+        self.reference = _reference(policy) if reference else None
         self.trainable = {name: p for name, p in self.named_parameters() if p.requires_grad}
         self._nets = {False: dict(self.heads.items()), True: dict(self.slow.items())}
 
     def value(self, name: str, obs: Observation, action: Array | None = None, *, slow: bool = False) -> Tensor:
-        """Head `name` on the policy's features: [S, outputs], or [copies, S, outputs] if it has copies."""
+        """Head `name` on the policy's features: [S, outputs], or [copies, S, outputs] if it has copies.
+
+        Where every action of a chunk has features of its own, one output gives [S, C].
+        """
         net = self._nets[slow].get(name)
         if net is None:
             kind = "slow head" if slow else "head"
@@ -86,13 +89,21 @@ class Model(nn.Module):
 
 @torch.no_grad()
 def feature_width(policy: Any) -> int:
-    """Number of features per row, found by asking the policy about one row of zeros."""
+    """Number of features: the policy's `feature_size`, else found by asking it about one row of zeros."""
+    if hasattr(policy, "feature_size"):
+        return int(policy.feature_size)
     first = next(policy.parameters())
     obs = {
         name: first.new_zeros((1, *field.shape), dtype=torch.long if field.categories else first.dtype)
         for name, field in policy.spec.observation.items()
     }
     return int(policy.features(obs).shape[1])
+
+
+def _reference(policy: Any) -> Any:
+    """The starting policy. One that trains adapters offers itself without them, which costs no second copy."""
+    own = getattr(policy, "reference", None)
+    return own() if callable(own) else _frozen(policy).eval()
 
 
 def _frozen(module: nn.Module) -> nn.Module:

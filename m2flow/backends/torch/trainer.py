@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 import re
+import zlib
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
@@ -27,7 +29,7 @@ from m2flow.types import Array, Batch, Phase, Term, Tree, Weights
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TorchTrainerConfig:
-    """Optimiser, clipping, schedule, and where it runs. `linear` falls to `final_fraction` of the learning rate."""
+    """Optimiser, clipping, schedule, and where it runs. `linear` and `cosine` fall to `final_fraction` of the rate."""
 
     learning_rate: float = 3e-4  # of every group without one of its own
     group_learning_rates: Mapping[str, float] = field(default_factory=dict)  # by group, in place of learning_rate
@@ -37,11 +39,13 @@ class TorchTrainerConfig:
     momentum: float = 0.0  # sgd
     weight_decay: float = 0.0  # pull of weights towards 0
     max_grad_norm: float | None = 0.5  # norm over a group beyond which its gradient is scaled down; null: never
-    schedule: Literal["constant", "linear"] = "constant"  # of the learning rate
-    schedule_steps: int | None = None  # training steps until the end of a linear schedule
+    schedule: Literal["constant", "linear", "cosine"] = "constant"  # of the learning rate
+    schedule_steps: int | None = None  # training steps until the end of a falling schedule
     schedule_updates: int | None = None  # or optimiser steps of the group; give one of the two
-    final_fraction: float = 0.0  # of the learning rate, where a linear schedule ends
+    final_fraction: float = 0.0  # of the learning rate, where a falling schedule ends
+    warmup_steps: int = 0  # training steps over which the rate rises to what the schedule says
     dtype: Literal["float32", "float64"] = "float32"  # of weights, gradients and moments
+    autocast: Literal["none", "bfloat16"] = "none"  # of products in forward and backward passes; weights keep dtype
     device: str = "cpu"  # as torch names it
     threads: int = 1  # threads of torch's arithmetic in a process
 
@@ -60,6 +64,10 @@ class TorchTrainerConfig:
             raise ValueError(f"weight_decay: must be 0 or more, got {self.weight_decay}")
         if self.max_grad_norm is not None and not self.max_grad_norm > 0.0:
             raise ValueError(f"max_grad_norm: must be more than 0, or null to switch it off, got {self.max_grad_norm}")
+        if self.warmup_steps < 0:
+            raise ValueError(f"warmup_steps: must be 0 or more, got {self.warmup_steps}")
+        if self.autocast != "none" and self.dtype != "float32":
+            raise ValueError(f"autocast: {self.autocast} needs dtype: float32, got {self.dtype}; use none")
         if not 0.0 <= self.final_fraction <= 1.0:
             raise ValueError(f"final_fraction: must be in [0, 1], got {self.final_fraction}")
         if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", self.device):
@@ -70,10 +78,12 @@ class TorchTrainerConfig:
 
     def _check_schedule(self) -> None:
         given = [n for n in ("schedule_steps", "schedule_updates") if getattr(self, n) is not None]
-        if self.schedule == "linear" and len(given) != 1:
-            raise ValueError(f"schedule: linear needs schedule_steps or schedule_updates (one of them), got {given}")
+        if self.schedule != "constant" and len(given) != 1:
+            raise ValueError(
+                f"schedule: {self.schedule} needs schedule_steps or schedule_updates (one of them), got {given}"
+            )
         if self.schedule == "constant" and given:
-            raise ValueError(f"{given[0]}: only read with schedule: linear; set that, or remove this")
+            raise ValueError(f"{given[0]}: only read with schedule: linear or cosine; set that, or remove this")
         for name in given:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: must be at least 1, got {getattr(self, name)}")
@@ -110,6 +120,11 @@ class TorchTrainer:
         policy = policy.to(device=config.device, dtype=getattr(torch, config.dtype))
         heads = objective.heads(policy.spec, policy.chunk)
         self.model = Model(policy, heads, seed, reference=objective.needs_reference)
+        self._constant = frozenset(f"policy.{name}" for name in getattr(policy, "constant", ()))
+        self._fingerprint: int | None = None
+        self._sharing = getattr(policy, "sharing", nullcontext)
+        if config.autocast != "none" and hasattr(policy, "autocast"):  # so that it scores alike outside of updates
+            policy.autocast = torch.bfloat16
         self.groups = self._make_groups()
         self._trained = [
             (p, frozenset(g for g, x in self.groups.items() if n in x.flat.parameters))
@@ -151,7 +166,9 @@ class TorchTrainer:
             RuntimeError: no term depends on the phase's parameters.
         """
         self._focus(phase.group)
-        loss = self.objective.losses(self.model, batch, phase.name, noise)
+        kind, half = self.config.device.partition(":")[0], self.config.autocast != "none"
+        with self._sharing(), torch.autocast(kind, torch.bfloat16) if half else nullcontext():
+            loss = self.objective.losses(self.model, batch, phase.name, noise)
         roots, scales, counted = [], [], False
         sums: dict[str, tuple[Array, str]] = {}
         for term in loss.terms:
@@ -208,19 +225,23 @@ class TorchTrainer:
     def _rate(self, group: Group) -> float:
         """Learning rate of the group's next update."""
         config = self.config
+        rate = group.base_rate * min((self.version + 1) / max(config.warmup_steps, 1), 1.0)
         if config.schedule == "constant":
-            return group.base_rate
+            return rate
         if config.schedule_steps is not None:
             done = self.version / config.schedule_steps
         else:
             assert config.schedule_updates is not None
             done = group.optimizer.updates / config.schedule_updates
-        return group.base_rate * (1.0 - (1.0 - config.final_fraction) * min(done, 1.0))
+        done = min(done, 1.0)
+        left = 1.0 - done if config.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+        return rate * (config.final_fraction + (1.0 - config.final_fraction) * left)
 
     # ---- weights and state
 
     def weights(self, prefix: str = "") -> Weights:
-        """Copies of the parameters and buffers whose name starts with `prefix`, stamped with the version.
+        """Copies of the parameters and buffers whose name starts with `prefix`, stamped with the version. Without what
+        training never changes and whoever receives them has built himself (`policy.constant`).
 
         Checksums (CRC-32 of the bytes, by name) are made for the first publication only: they cost more than a small
         update, and what can go wrong on the way is wrong from the start.
@@ -232,9 +253,7 @@ class TorchTrainer:
         for group in self.groups.values():
             group.check_finite()
         arrays = {
-            name: x.detach().to("cpu", copy=True)
-            for name, x in self.model.state_dict().items()
-            if name.startswith(prefix)
+            name: x.detach().to("cpu", copy=True) for name, x in self._arrays().items() if name.startswith(prefix)
         }
         if not arrays:
             raise ValueError(f"weights: no name starts with {prefix!r}")
@@ -242,13 +261,25 @@ class TorchTrainer:
         return Weights(self.version, arrays, checksums(arrays) if first else {})
 
     def state(self) -> Tree:
-        """Weights, buffers, slow copies, moments and counters, by name; copies."""
+        """Weights, buffers, slow copies, moments and counters, by name; copies. Of what is constant only a checksum."""
         self._check()
         return {
             "version": self.version,
-            "model": {name: x.detach().clone() for name, x in self.model.state_dict().items()},
+            "model": {name: x.detach().clone() for name, x in self._arrays().items()},
             "optimizer": {name: group.state() for name, group in self.groups.items()},
-        }
+        } | ({"constant": self._constant_checksum()} if self._constant else {})
+
+    def _arrays(self) -> dict[str, Tensor]:
+        """The model's state by name, less what is constant."""
+        return {name: x for name, x in self.model.state_dict().items() if name not in self._constant}
+
+    def _constant_checksum(self) -> int:
+        """Of all that is constant, as it is in memory; made once."""
+        if self._fingerprint is None:
+            held = self.model.state_dict()
+            sums = checksums({name: held[name] for name in sorted(self._constant)})
+            self._fingerprint = zlib.crc32(repr(sorted(sums.items())).encode())
+        return self._fingerprint
 
     @torch.no_grad()
     def restore(self, state: Tree) -> None:
@@ -257,7 +288,12 @@ class TorchTrainer:
         Raises:
             ValueError: the state is of another model or optimiser; nothing has been changed then.
         """
-        own = self.model.state_dict()
+        own = self._arrays()
+        if state.get("constant") != (self._constant_checksum() if self._constant else None):
+            raise ValueError(
+                "checkpoint: it trained on top of other weights than those that the recipe's policy has here (they are "
+                "not part of a checkpoint); give policy.path the model that the run started from"
+            )
         same_arrays("model", own, state["model"])
         if set(state["optimizer"]) != set(self.groups):
             there, here = sorted(state["optimizer"]), sorted(self.groups)

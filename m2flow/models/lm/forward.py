@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from m2flow.models.lm import attention, network
 from m2flow.models.lm.pack import Pack, pack
+from m2flow.models.lm.settings import Settings
 from m2flow.types import Observation
-
-if TYPE_CHECKING:
-    from m2flow.models.lm.config import CausalLMConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +24,7 @@ class Read:
     logits: Tensor | None = None  # [K, V], where they are more than the output layer's
 
 
-def read(model: Any, obs: Observation, config: CausalLMConfig) -> Read | None:
+def read(model: Any, obs: Observation, config: Settings) -> Read | None:
     """None where no row has a sampled token.
 
     Raises:

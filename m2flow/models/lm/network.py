@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from m2flow.models.lm import attention, exact, lora
-
-if TYPE_CHECKING:
-    from m2flow.models.lm.config import CausalLMConfig
+from m2flow.models.lm.settings import Settings
 
 # Architectures whose tokens meet in attention only, and whose logits are the output layer's, unchanged: packed rows are
 # exact for them (tests/unit/models/lm/test_pack.py asks each). All others are computed as padded rows.
 PACKED = frozenset({"llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "smollm3", "phi3", "olmo2", "gemma"})
 
 
-def build(config: CausalLMConfig, seed: int) -> Any:
+def build(config: Settings, seed: int) -> Any:
     """The network with adapters where asked for. The global random states are left as they were."""
     attention.register()
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), quiet():
         torch.manual_seed(seed)
         network = _pretrained(config) if config.path is not None else _random(config)
         if config.lora is not None:
@@ -36,6 +35,22 @@ def build(config: CausalLMConfig, seed: int) -> Any:
         enable = getattr(network, "activation_checkpointing_enable", network.gradient_checkpointing_enable)
         enable({"use_reentrant": False, "context_fn": again})
     return network
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the progress bars of transformers: a run has its own."""
+    from transformers.utils import logging as theirs
+
+    logging: Any = theirs
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def packable(network: Any) -> bool:
@@ -59,7 +74,7 @@ def on_meta() -> bool:
     return torch.get_default_device().type == "meta"
 
 
-def _pretrained(config: CausalLMConfig) -> Any:
+def _pretrained(config: Settings) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     auto: Any = AutoModelForCausalLM
@@ -75,7 +90,7 @@ def _pretrained(config: CausalLMConfig) -> Any:
         raise ValueError(f"path: transformers cannot open the model in {config.path!r}: {error}") from error
 
 
-def _random(config: CausalLMConfig) -> Any:
+def _random(config: Settings) -> Any:
     from transformers import AutoModelForCausalLM
 
     auto: Any = AutoModelForCausalLM
@@ -86,7 +101,7 @@ def _random(config: CausalLMConfig) -> Any:
     return network
 
 
-def _settings(config: CausalLMConfig) -> Any:
+def _settings(config: Settings) -> Any:
     """The HF config of a model with random weights; vocabulary and special tokens are the tokenizer's."""
     from transformers import CONFIG_MAPPING
 

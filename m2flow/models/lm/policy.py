@@ -14,10 +14,10 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,10 +26,8 @@ from torch.utils.checkpoint import checkpoint
 from m2flow.logits import categorical_score
 from m2flow.models.lm import forward, lora
 from m2flow.models.lm.names import Aliases
+from m2flow.models.lm.settings import Settings
 from m2flow.types import Array, Field, Observation, Score, Spec
-
-if TYPE_CHECKING:
-    from m2flow.models.lm.config import CausalLMConfig
 
 
 class CausalLMPolicy(nn.Module):
@@ -43,7 +41,7 @@ class CausalLMPolicy(nn.Module):
     noise: tuple[str, tuple[int, ...]] = ("uniform", ())
     chunk = 1  # actions are tokens of one chunk, as many as there are; every head has one output for each
 
-    def __init__(self, spec: Spec, config: CausalLMConfig, network: Any) -> None:
+    def __init__(self, spec: Spec, config: Settings, network: Any) -> None:
         super().__init__()
         self.network = network
         self.config, self.temperature = config, config.temperature
@@ -52,6 +50,7 @@ class CausalLMPolicy(nn.Module):
         self.feature_size = int(network.get_output_embeddings().weight.shape[1])
         self.aliases = Aliases(self)
         self.constant = self._constant()
+        self.autocast: torch.dtype | None = None  # of products; a trainer sets it
         self._shared: _Shared | None = None
 
     # ---- Scorer
@@ -68,12 +67,14 @@ class CausalLMPolicy(nn.Module):
 
     def features(self, obs: Observation) -> Tensor:
         """[S, C, F]: the last hidden state, from which each sampled token was predicted; 0 where there is none."""
-        at, wide = obs["at"], self._like().dtype
+        at: Tensor = obs["at"]
+        wide = self._like().dtype
         read = self._hidden(obs)
         if read is None:
             nothing: Tensor = self._nothing().expand(*at.shape, self.feature_size)
             return nothing
-        return _spread(read.hidden.to(wide), read.cell, at)
+        spread: Tensor = _spread(read.hidden.to(wide), read.cell, at)
+        return spread
 
     def observe(self, obs: Observation) -> None:
         """Nothing is kept of what was seen."""
@@ -115,7 +116,8 @@ class CausalLMPolicy(nn.Module):
         shared = self._shared
         found = None if shared is None else shared.get(obs)
         if found is None:
-            found = (forward.read(self.network, obs, self.config),)
+            with self._cast():
+                found = (forward.read(self.network, obs, self.config),)
             if shared is not None:
                 shared.put(obs, found)
         return found[0]
@@ -134,8 +136,14 @@ class CausalLMPolicy(nn.Module):
         return torch.cat(logprob), torch.cat(entropy)
 
     def _last(self, hidden: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        logits = self.network.get_output_embeddings()(hidden)
+        with self._cast():
+            logits = self.network.get_output_embeddings()(hidden)
         return categorical_score(logits=logits, action=action, temperature=self.temperature)
+
+    def _cast(self) -> AbstractContextManager[Any]:
+        if self.autocast is None:
+            return nullcontext()
+        return torch.autocast(self._like().device.type, self.autocast)
 
     def _like(self) -> Tensor:
         """A parameter that is trained, if any: its dtype is that of heads and log-probs."""
