@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -16,11 +17,14 @@ from m2flow.models.lm.settings import Settings
 # exact for them (tests/unit/models/lm/test_pack.py asks each). All others are computed as padded rows.
 PACKED = frozenset({"llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "smollm3", "phi3", "olmo2", "gemma"})
 
+# transformers draws from the global random state, which threads of one process share.
+_ALONE = threading.Lock()
+
 
 def build(config: Settings, seed: int) -> Any:
     """The network with adapters where asked for. The global random states are left as they were."""
     attention.register()
-    with torch.random.fork_rng(devices=[]), quiet():
+    with _ALONE, torch.random.fork_rng(devices=[]), quiet():
         torch.manual_seed(seed)
         network = _pretrained(config) if config.path is not None else _random(config)
         if config.lora is not None:
