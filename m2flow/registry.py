@@ -44,7 +44,7 @@ BUILTIN: Mapping[str, Mapping[str, str]] = {
     "trainer": {"torch": "m2flow.backends.torch.trainer:TorchTrainerConfig"},
     "generator": {
         "torch": "m2flow.backends.generate.config:TorchGeneratorConfig",
-        "vllm": "m2flow.backends.vllm:VLLMGeneratorConfig",
+        "vllm": "m2flow.backends.vllm.generator:VLLMGeneratorConfig",
     },
     "flow": {
         "onpolicy": "m2flow.build:onpolicy",
@@ -86,7 +86,10 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
 }
 
 # Built-in parts that import a third-party package only when they are built -> that package.
-PACKAGES: Mapping[tuple[str, str], str] = {("recorder", name): name for name in ("tensorboard", "wandb", "swanlab")}
+PACKAGES: Mapping[tuple[str, str], str] = {
+    **{("recorder", name): name for name in ("tensorboard", "wandb", "swanlab")},
+    ("generator", "vllm"): "vllm",
+}
 
 
 class UnknownName(ValueError):

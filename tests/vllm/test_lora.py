@@ -67,12 +67,3 @@ def test_requests_in_flight_go_on_with_the_new_adapter(served: VLLMGenerator) ->
     old = expected_logprob(before, request, answer.tokens, 1.0)[:count]
     new = expected_logprob(after, request, answer.tokens, 1.0)[count:]
     assert np.abs(answer.logprob - np.concatenate([old, new])).max() < 1e-4
-
-
-def test_adapters_are_asked_for_only_where_there_are_some() -> None:
-    with pytest.raises(
-        ValueError, match=r"lora: adapter needs a policy with policy\.lora; set generator\.lora: merged"
-    ):
-        engine(tiny("qwen2"), lora="adapter")
-    with pytest.raises(ValueError, match="lora: vLLM serves adapters up to rank 512, this one has 600"):
-        engine(tiny("qwen2", lora=LoRA(rank=600)), lora="adapter")

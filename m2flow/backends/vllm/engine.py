@@ -28,13 +28,21 @@ def start(folder: str, *, kv_cache_bytes: int | None, sleep: bool, **settings: A
     `folder` is not read again. vLLM's process group is the default one of torch.distributed in this process.
 
     Raises:
-        ValueError: vLLM cannot sleep here, or refuses the model or a setting.
+        ValueError: vLLM is not installed, cannot sleep here, or refuses the model or a setting.
     """
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    from vllm import EngineArgs, LLMEngine
-    from vllm.platforms import current_platform
+    try:
+        from vllm import EngineArgs, LLMEngine
+        from vllm.platforms import current_platform
+    except ModuleNotFoundError as error:
+        if error.name != "vllm":
+            raise
+        raise ValueError(
+            "generator: vLLM is not installed in this environment: pip install 'm2flow[vllm]' on a machine with a GPU, "
+            "docs/vllm.md for one without; or leave `generator` out for m2flow's own decoder"
+        ) from error
 
     if sleep and not current_platform.is_sleep_mode_available():
         raise ValueError(
