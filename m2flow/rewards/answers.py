@@ -12,17 +12,18 @@ _TOKEN = re.compile(r"\\[\\{}]|\\(?:boxed|fbox)(?![a-zA-Z])\s*|[{}]")
 _BARE = re.compile(r"[^\s$\\{},;]+")
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
 _TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
-_PHRASE = re.compile(r"(?:answer\s*(?:is|:|=)|####)[ \t:*]*([^\n]+)", re.IGNORECASE)
+_PHRASE = re.compile(r"(?:answer(?:\s+is|:|\s*=)|####)[ \t:*]*", re.IGNORECASE)
 # ASCII digits only: what int() would also read, digits of other scripts, is not how a data set writes its answers
 _NUMBER = re.compile(
     r"(?:(?<![0-9A-Za-z_)\]}.,])[-+])?(?<![0-9A-Za-z_.])"
     r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)?(?:(?<=[0-9])\.[0-9]+|(?<![0-9])\.[0-9]+|(?<=[0-9]))"
-    r"(?:/[0-9]+(?![0-9.]))?"
+    r"(?:/[0-9]+(?![0-9]|\.[0-9]))?"
 )
 _PROSE = re.compile(
     r"(?<![a-zA-Z\\])(?!(?:sin|cos|tan|log|exp|sqrt|arcsin|arccos|arctan)(?![a-zA-Z]))[a-zA-Z]{3,}"
-    r"|\b(?:so|is|it|we|to|of|in|as|be|by|or|an|at|if|no|on|I|my)\b"
+    r"|\b(?:so|is|it|we|to|of|in|as|be|by|or|an|at|if|no|on|I|my)\b|</?[a-zA-Z]+>"
 )
+_WORDS = re.compile(r"\\(?:text|mbox|mathrm)\s*\{[^{}]*\}")
 _MINUS = str.maketrans({"\u2212": "-", "\u2013": "-", "\u00a0": " "})
 
 
@@ -53,17 +54,17 @@ def _unboxed(text: str) -> str | None:
     tags = _TAG.findall(text)
     if tags:
         return _sized(tags[-1])
-    phrases = _PHRASE.findall(text)
-    if phrases:
-        phrase = phrases[-1].strip()
+    begin = max((match.end() for match in _PHRASE.finditer(text)), default=None)
+    if begin is not None:
+        phrase = text[begin:].partition("\n")[0].strip()
         return _sized(phrase) if bare(phrase) else last_number(phrase) or _sized(phrase)
     return _sized(text) if bare(text) else last_number(text)
 
 
 def bare(text: str) -> bool:
-    """Whether a text is one short line of mathematics: no words but LaTeX commands."""
+    """Whether a text is one short line of mathematics: no words but LaTeX commands, and what these mark as text."""
     text = text.strip()
-    return 0 < len(text) <= LONGEST and "\n" not in text and not _PROSE.search(text)
+    return 0 < len(text) <= LONGEST and "\n" not in text and not _PROSE.search(_WORDS.sub(" ", text))
 
 
 def _sized(text: str) -> str | None:

@@ -29,7 +29,8 @@ _NUMBER = re.compile(
 _NAMED = re.compile(r"[a-zA-Z](?:_\{?[a-zA-Z0-9]+\}?|\([a-zA-Z]\))?\s*=(?!=)\s*")
 _WORDS = re.compile(r"\\(?:text|mbox|mathrm|textbf|operatorname)\s*\{([^{}]*)\}")
 _UNIT = re.compile(r"(?<=[0-9}])\s*\\(?:text|mbox|mathrm)\s*\{\s*([a-zA-Z.]+)\s*\}(?:\^(?:[23]|\{[23]\}))?$")
-_SCALES = re.compile(r"\b(?:hundred|thousand|million|billion|trillion|dozen|percent|and|or|not|to|base)", re.IGNORECASE)
+_JOINS = re.compile(r"(?:and|or|not|to|base)\b", re.IGNORECASE)
+_SCALES = re.compile(r"\b(?:hundred|thousand|million|billion|trillion|dozen|percent)", re.IGNORECASE)
 _COMMAND = re.compile(r"\\(?:begin|end)\s*\{[a-z]*\}|\\[a-zA-Z]+")
 _LETTERS = re.compile(
     r"(?<![a-zA-Z])(?!(?:sin|cos|tan|log|exp|sqrt|arcsin|arccos|arctan|gcd|lcm|max|min)\b)[a-zA-Z]{3,}"
@@ -55,7 +56,7 @@ def number(text: str) -> Fraction | None:
     """The number that a tidy text is, exactly; None where it is none, or not one of the simple forms."""
     text = rhs(text)
     unit = _UNIT.search(text)
-    if unit and not _SCALES.match(unit[1]):
+    if unit and not _SCALES.match(unit[1]) and not _JOINS.match(unit[1]):
         text = text[: unit.start()]
     while text[:1] == "{" and text[-1:] == "}" and "{" not in text[1:]:
         text = text[1:-1].strip()
@@ -90,9 +91,10 @@ def same_text(gold: str, answer: str) -> bool:
 
 
 def prose(text: str) -> bool:
-    """Whether a tidy text is nothing to compute with: words, or numbers in a row, which LaTeX reads as a product."""
+    """Whether a tidy text is nothing to compute with: words, a number of millions (which a parser takes for the number),
+    or numbers in a row, which LaTeX reads as a product."""
     rest = _COMMAND.sub(" ", _WORDS.sub(" ", text))
-    return not rest.strip(" {}()") or bool(_LETTERS.search(rest) or _ROW.search(text))
+    return not rest.strip(" {}()") or bool(_LETTERS.search(rest) or _ROW.search(text) or _SCALES.search(text))
 
 
 def _words(text: str) -> str:

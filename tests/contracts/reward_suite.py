@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
+
+from m2flow.protocols import Closes
 
 PROTOCOLS = ("Reward",)
 
@@ -31,6 +34,25 @@ class Case:
 
 def plain(scores: Mapping[str, Any]) -> dict[str, list[float]]:
     return {name: np.asarray(column).tolist() for name, column in scores.items()}
+
+
+def check_a_reward_may_be_closed_and_scores_again(case: Case) -> None:
+    reward = case.build()
+    if not isinstance(reward, Closes):
+        return
+    reward.close()  # before anything was scored
+    first = plain(reward.score(case.items))
+    reward.close()
+    reward.close()
+    assert repr(plain(reward.score(case.items))) == repr(first)
+    reward.close()
+
+
+def check_threads_may_score_at_once(case: Case) -> None:
+    reward = case.build()
+    expected = repr(plain(reward.score(case.items)))
+    with ThreadPoolExecutor(4) as threads:
+        assert {repr(plain(scores)) for scores in threads.map(reward.score, [case.items] * 8)} == {expected}
 
 
 def check_every_component_has_one_number_per_item(case: Case) -> None:
