@@ -155,7 +155,7 @@ class NeedsGroups(Protocol):
 class Levelled(Protocol):
     """An objective that counts by a unit of its choice; one without a `level` counts by whole decisions."""
 
-    level: str  # token | action | chunk
+    level: str  # token | action | chunk | sequence
 
 
 class Trainer(Resident, Stateful, Protocol):

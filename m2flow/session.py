@@ -70,7 +70,7 @@ def entries_per_unit(objective: Any, policy: Policy) -> int:
     Every denoising step draws anew. The start of the chain does not count: its spread is 1 whatever the weights are.
     """
     level = objective.level if isinstance(objective, Levelled) else "chunk"
-    if level == "token":
+    if level in ("token", "sequence"):  # the latter reports a mean over its entries
         return 1
     steps = policy.noise[1][policy.axes.index("denoise")] - 1 if "denoise" in policy.axes else 1
     return policy.spec.action.size * steps * (1 if level == "action" else policy.chunk)

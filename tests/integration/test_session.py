@@ -320,6 +320,7 @@ def test_a_resumed_run_counts_the_time_it_worked(tmp_path: Path) -> None:
         (Field((3,)), {"policy": {"name": "mlp", "chunk": 2}}, 6),
         (Field((3,)), {"policy": {"name": "mlp", "chunk": 2}, "objective": {"name": "ppo", "level": "action"}}, 3),
         (Field((3,)), {"policy": {"name": "mlp", "chunk": 2}, "objective": {"name": "ppo", "level": "token"}}, 1),
+        (Field((3,)), {"policy": {"name": "mlp", "chunk": 2}, "objective": {"name": "ppo", "level": "sequence"}}, 1),
         (Field((), "int64", categories=4), {}, 1),
         (Field((3,), low=-1.0, high=1.0), SAC, 3),
         (Field((3,)), {"policy": FLOW}, 48),
