@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.clock import cpu_seconds
 from m2flow.rewards.math import MathRewardConfig
 from m2flow.types import Sample, Task
 
@@ -23,17 +24,27 @@ SECONDS = 2.0  # limit of one answer on both sides (math-verify's is in whole se
 WORKERS = 2
 BOMBS = ("10^{10^{10}}", "9^{9^{9^{9}}}", "((((9!)!)!)!)!", "(x+y+z+w)^{99}")
 MATHS = (  # right answer, given answer, whether it is right
-    ("x^2+2x+1", "(x+1)^2", True), ("\\frac{\\sqrt{3}}{3}", "\\frac{1}{\\sqrt{3}}", True), ("2\\pi", "\\pi + \\pi", True),
-    ("x^2-1", "(x-1)^2", False), ("\\sqrt{8}", "2\\sqrt{2}", True), ("\\sqrt{8}", "3\\sqrt{2}", False),
-    ("\\{1,2,3\\}", "\\{3,2,1\\}", True), ("\\{1,2,3\\}", "\\{1,2\\}", False), ("(1,2)", "(2,1)", False),
-    ("(-\\infty,2]", "x \\le 2", True), ("2x+3y=6", "3y+2x=6", True), ("2x+3y=6", "2x+3y=7", False),
-    ("\\begin{pmatrix}1\\\\2\\end{pmatrix}", "\\begin{pmatrix}2\\\\1\\end{pmatrix}", False), ("3+2i", "2i+3", True),
-)  # fmt: skip
+    ("x^2+2x+1", "(x+1)^2", True),
+    ("\\frac{\\sqrt{3}}{3}", "\\frac{1}{\\sqrt{3}}", True),
+    ("2\\pi", "\\pi + \\pi", True),
+    ("x^2-1", "(x-1)^2", False),
+    ("\\sqrt{8}", "2\\sqrt{2}", True),
+    ("\\sqrt{8}", "3\\sqrt{2}", False),
+    ("\\{1,2,3\\}", "\\{3,2,1\\}", True),
+    ("\\{1,2,3\\}", "\\{1,2\\}", False),
+    ("(1,2)", "(2,1)", False),
+    ("(-\\infty,2]", "x \\le 2", True),
+    ("2x+3y=6", "3y+2x=6", True),
+    ("2x+3y=6", "2x+3y=7", False),
+    ("\\begin{pmatrix}1\\\\2\\end{pmatrix}", "\\begin{pmatrix}2\\\\1\\end{pmatrix}", False),
+    ("3+2i", "2i+3", True),
+)
 
 
 def answers(count: int, seed: int = 0) -> list[tuple[str, str, bool | None]]:
     """Right answer, text of the model, and whether it is right (None for what never ends)."""
-    draw, made = random.Random(seed), []
+    draw = random.Random(seed)
+    made: list[tuple[str, str, bool | None]] = []
     for number in range(count):
         kind = number % 20
         a, b = draw.randrange(2, 999), draw.randrange(2, 99)
@@ -59,18 +70,21 @@ def ours(rows: list[tuple[str, str, bool | None]], workers: int) -> dict[str, An
     """The product, verifiers started within the time."""
     reward = MathRewardConfig(workers=workers, seconds=SECONDS).build()
     items = [Sample(Task(i, {"answer": gold}), 0, text, "stop", 1) for i, (gold, text, _) in enumerate(rows)]
-    begin = time.perf_counter()
+    begin, before = time.perf_counter(), cpu_seconds()
     scores = reward.score(items)
     seconds = time.perf_counter() - begin
-    reward.close()
+    reward.close()  # what the verifiers took is counted when they have ended
+    cpu = cpu_seconds() - before
     wrong = [
         rows[i][:2]
         for i, (_, _, right) in enumerate(rows)
-        if right is not None and not (scores["correct"][i] == float(right))
+        if right is not None and scores["correct"][i] != float(right)  # NaN differs from both
     ]
     return {
         "seconds": round(seconds, 3),
         "answers_per_s": round(len(rows) / seconds, 1),
+        "cpu_s": round(cpu, 3),
+        "answers_per_cpu_s": round(len(rows) / cpu, 1),
         "wrong_verdicts": len(wrong),
         "examples": sorted(set(wrong))[:5],
         "errors": int(scores["error"].sum()),
@@ -86,7 +100,7 @@ def plain(rows: list[tuple[str, str, bool | None]]) -> dict[str, Any]:
 
     logging.disable(logging.CRITICAL)
     wrong, crashed, late = [], 0, 0
-    begin = time.perf_counter()
+    begin, before = time.perf_counter(), cpu_seconds()
     for gold, text, right in rows:
         started = time.perf_counter()
         try:
@@ -97,10 +111,12 @@ def plain(rows: list[tuple[str, str, bool | None]]) -> dict[str, Any]:
         late += time.perf_counter() - started > 3 * SECONDS + 1
         if right is not None and found != right:
             wrong.append((gold, text))
-    seconds = time.perf_counter() - begin
+    seconds, cpu = time.perf_counter() - begin, cpu_seconds() - before
     return {
         "seconds": round(seconds, 3),
         "answers_per_s": round(len(rows) / seconds, 1),
+        "cpu_s": round(cpu, 3),
+        "answers_per_cpu_s": round(len(rows) / cpu, 1),
         "wrong_verdicts": len(wrong),
         "examples": sorted(set(wrong))[:5],
         "errors": crashed,

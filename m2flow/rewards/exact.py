@@ -91,7 +91,7 @@ def same_text(gold: str, answer: str) -> bool:
 
 
 def prose(text: str) -> bool:
-    """Whether a tidy text is nothing to compute with: words, a number of millions (which a parser takes for the number),
+    """Whether a tidy text is nothing to compute with: words, a number of millions (a parser takes it for the number),
     or numbers in a row, which LaTeX reads as a product."""
     rest = _COMMAND.sub(" ", _WORDS.sub(" ", text))
     return not rest.strip(" {}()") or bool(_LETTERS.search(rest) or _ROW.search(text) or _SCALES.search(text))

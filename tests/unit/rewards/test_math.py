@@ -52,14 +52,31 @@ def alone(gold: str, text: str) -> tuple[float, float]:
 
 
 A01 = [
-    ("\\frac{2}{3}", "2/3", 1), ("\\frac12", "\\frac{1}{2}", 1), ("5/4", "1 1/4", 1), ("9/4", "2 1/4", 1),
-    ("1", "2 1/4", 0), ("2\\frac{1}{2}", "2.5", 1), ("\\frac{3}{4}", "\\dfrac{3}{4}", 1),
-    ("-\\frac{1}{2}", "\\frac{-1}{2}", 1), ("\\frac{1}{3}", "0.33", 0),
+    ("\\frac{2}{3}", "2/3", 1),
+    ("\\frac12", "\\frac{1}{2}", 1),
+    ("5/4", "1 1/4", 1),
+    ("9/4", "2 1/4", 1),
+    ("1", "2 1/4", 0),
+    ("2\\frac{1}{2}", "2.5", 1),
+    ("\\frac{3}{4}", "\\dfrac{3}{4}", 1),
+    ("-\\frac{1}{2}", "\\frac{-1}{2}", 1),
+    ("\\frac{1}{3}", "0.33", 0),
     # more of the kind
-    ("-2.25", "-2 1/4", 1), ("1,234", "1234", 1), ("1234", "1{,}234", 1), ("3", "\\frac{6}{2}", 1), ("11/2", "5\\frac12", 1),
-    ("2/3", "2", 0), ("1/3", "0.333333", 0), ("0.5", ".50", 1), ("12", "1 2", 0), ("7", "7.", 1), ("-7", "\u22127", 1),
-    ("30", "30\\text{ cm}", 1), ("30", "30\\text{ million}", 0), ("5", "x = 5", 1),
-]  # fmt: skip
+    ("-2.25", "-2 1/4", 1),
+    ("1,234", "1234", 1),
+    ("1234", "1{,}234", 1),
+    ("3", "\\frac{6}{2}", 1),
+    ("11/2", "5\\frac12", 1),
+    ("2/3", "2", 0),
+    ("1/3", "0.333333", 0),
+    ("0.5", ".50", 1),
+    ("12", "1 2", 0),
+    ("7", "7.", 1),
+    ("-7", "\u22127", 1),
+    ("30", "30\\text{ cm}", 1),
+    ("30", "30\\text{ million}", 0),
+    ("5", "x = 5", 1),
+]
 
 
 @pytest.mark.parametrize(("gold", "answer", "expected"), A01)
@@ -298,12 +315,28 @@ def test_integers_by_the_lenient_extractor_need_neither_math_verify_nor_processe
 @pytest.mark.parametrize(
     ("text", "number"),
     [
-        ("12-7", "7"), ("so 5 - 3 = 2.", "2"), ("it is -7 degrees", "-7"), ("5-7=-2", "-2"), ("1,234.50 dollars", "1,234.50"),
-        ("1,2,3", "3"), ("a) 3/4", "3/4"), ("3.", "3"), (".5", ".5"), ("x2 and y_3", None), ("v1.2.3", None), ("", None),
-        ("(-4)", "-4"), ("f(x)-4", "4"), ("\u0663\u0664", None), ("12/25.", "12/25"), ("$42$", "42"), ("7\u22129=\u22122", "-2"),
-        ("**99**", "99"), ("1,2345", "2345"),
+        ("12-7", "7"),
+        ("so 5 - 3 = 2.", "2"),
+        ("it is -7 degrees", "-7"),
+        ("5-7=-2", "-2"),
+        ("1,234.50 dollars", "1,234.50"),
+        ("1,2,3", "3"),
+        ("a) 3/4", "3/4"),
+        ("3.", "3"),
+        (".5", ".5"),
+        ("x2 and y_3", None),
+        ("v1.2.3", None),
+        ("", None),
+        ("(-4)", "-4"),
+        ("f(x)-4", "4"),
+        ("\u0663\u0664", None),
+        ("12/25.", "12/25"),
+        ("$42$", "42"),
+        ("7\u22129=\u22122", "-2"),
+        ("**99**", "99"),
+        ("1,2345", "2345"),
     ],
-)  # fmt: skip
+)
 def test_the_last_number_of_a_text(text: str, number: str | None) -> None:
     assert extract(text, "last_number") == number
 
@@ -335,14 +368,23 @@ def test_escaped_braces_and_braces_outside_belong_to_no_box() -> None:
 @pytest.mark.parametrize(
     ("gold", "text", "expected"),
     [
-        ("\\{1,2\\}", "\\boxed{\\{2,1\\}}", 1), ("(1,2)", "\\boxed{(2,1)}", 0), ("(1, 2)", "\\boxed{(1,2)}", 1),
-        ("\\frac{\\sqrt{3}}{3}", "\\boxed{1/sqrt(3)}", 1), ("x^{10}", "\\boxed{x^10}", 1), ("(1,2]", "\\boxed{1<x\\le 2}", 1),
+        ("\\{1,2\\}", "\\boxed{\\{2,1\\}}", 1),
+        ("(1,2)", "\\boxed{(2,1)}", 0),
+        ("(1, 2)", "\\boxed{(1,2)}", 1),
+        ("\\frac{\\sqrt{3}}{3}", "\\boxed{1/sqrt(3)}", 1),
+        ("x^{10}", "\\boxed{x^10}", 1),
+        ("(1,2]", "\\boxed{1<x\\le 2}", 1),
         ("\\begin{pmatrix}1\\\\2\\end{pmatrix}", "\\boxed{\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}}", 1),
         ("\\begin{pmatrix}1\\\\2\\end{pmatrix}", "\\boxed{\\begin{pmatrix} 2 \\\\ 1 \\end{pmatrix}}", 0),
-        ("\\text{Evelyn}", "\\boxed{evelyn}", 1), ("Evelyn", "\\boxed{\\text{Eleven}}", 0), ("B", "\\boxed{\\text{(B)}}", 1),
-        ("x", "\\boxed{y}", 0), ("3+2i", "\\boxed{2i+3}", 1), ("50\\%", "\\boxed{0.5}", 1), ("x=5", "\\boxed{5}", 1),
+        ("\\text{Evelyn}", "\\boxed{evelyn}", 1),
+        ("Evelyn", "\\boxed{\\text{Eleven}}", 0),
+        ("B", "\\boxed{\\text{(B)}}", 1),
+        ("x", "\\boxed{y}", 0),
+        ("3+2i", "\\boxed{2i+3}", 1),
+        ("50\\%", "\\boxed{0.5}", 1),
+        ("x=5", "\\boxed{5}", 1),
     ],
-)  # fmt: skip
+)
 def test_sets_tuples_expressions_and_words(reward: MathReward, gold: str, text: str, expected: int) -> None:
     got = one(reward, gold, text)
     assert (got["reward"], got["error"], got["timeout"]) == (expected, 0, 0)
