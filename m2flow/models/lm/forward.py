@@ -10,7 +10,6 @@ from torch import Tensor
 
 from m2flow.models.lm import attention, network
 from m2flow.models.lm.pack import Pack, pack
-from m2flow.models.lm.settings import Settings
 from m2flow.types import Observation
 
 
@@ -24,8 +23,8 @@ class Read:
     logits: Tensor | None = None  # [K, V], where they are more than the output layer's
 
 
-def read(model: Any, obs: Observation, config: Settings) -> Read | None:
-    """None where no row has a sampled token.
+def read(model: Any, obs: Observation, config: Any) -> Read | None:
+    """What `config` (a `config.CausalLMConfig`) asks for; None where no row has a sampled token.
 
     Raises:
         ValueError: `logits_chunk` is set and this architecture changes logits behind its output layer.

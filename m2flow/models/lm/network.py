@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from m2flow.models.lm import attention, exact, lora
-from m2flow.models.lm.settings import Settings
 
 # Architectures whose tokens meet in attention only, and whose logits are the output layer's, unchanged: packed rows are
 # exact for them (tests/unit/models/lm/test_pack.py asks each). All others are computed as padded rows.
@@ -21,8 +20,8 @@ PACKED = frozenset({"llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "smollm3"
 _ALONE = threading.Lock()
 
 
-def build(config: Settings, seed: int) -> Any:
-    """The network with adapters where asked for. The global random states are left as they were."""
+def build(config: Any, seed: int) -> Any:
+    """The network of a `config.CausalLMConfig`, with adapters where asked for. Global random states stay as they were."""
     attention.register()
     with _ALONE, torch.random.fork_rng(devices=[]), quiet():
         torch.manual_seed(seed)
@@ -78,7 +77,7 @@ def on_meta() -> bool:
     return torch.get_default_device().type == "meta"
 
 
-def _pretrained(config: Settings) -> Any:
+def _pretrained(config: Any) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     auto: Any = AutoModelForCausalLM
@@ -94,7 +93,7 @@ def _pretrained(config: Settings) -> Any:
         raise ValueError(f"path: transformers cannot open the model in {config.path!r}: {error}") from error
 
 
-def _random(config: Settings) -> Any:
+def _random(config: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
     auto: Any = AutoModelForCausalLM
@@ -105,7 +104,7 @@ def _random(config: Settings) -> Any:
     return network
 
 
-def _settings(config: Settings) -> Any:
+def _settings(config: Any) -> Any:
     """The HF config of a model with random weights; vocabulary and special tokens are the tokenizer's."""
     from transformers import CONFIG_MAPPING
 
@@ -118,8 +117,9 @@ def _settings(config: Settings) -> Any:
     if given.setdefault("vocab_size", words) < words:
         raise ValueError(f"config: vocab_size {given['vocab_size']} is less than the tokenizer's {words}; leave it out")
     special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
-    known = CONFIG_MAPPING[kind]().to_dict() | {"tie_word_embeddings": True, "head_dim": None, "layer_types": None}
-    unknown = sorted(set(given) - set(known))
+    known = {"tie_word_embeddings", "head_dim", "layer_types", *CONFIG_MAPPING[kind].attribute_map}
+    known |= CONFIG_MAPPING[kind]().to_dict().keys()
+    unknown = sorted(set(given) - known)
     if unknown:
         raise ValueError(f"config: {kind} has no key {unknown[0]!r}; it has {', '.join(sorted(known))}")
     return CONFIG_MAPPING[kind](**(special | _lists(given)))

@@ -26,12 +26,12 @@ from torch.utils.checkpoint import checkpoint
 from m2flow.logits import categorical_score
 from m2flow.models.lm import forward, lora
 from m2flow.models.lm.names import Aliases
-from m2flow.models.lm.settings import Settings
 from m2flow.types import Array, Field, Observation, Score, Spec
 
 
 class CausalLMPolicy(nn.Module):
-    """See `protocols.Scorer`. `network` is the module of transformers; its logits are divided by `temperature`.
+    """See `protocols.Scorer`. `config` is the `config.CausalLMConfig` that builds it. `network` is the module of
+    transformers; its logits are divided by `temperature`.
 
     `constant` names what training never changes and the config builds again (the weights under LoRA): `state_dict`
     holds it, and `load_state_dict` does without. A tied weight has one name.
@@ -41,7 +41,7 @@ class CausalLMPolicy(nn.Module):
     noise: tuple[str, tuple[int, ...]] = ("uniform", ())
     chunk = 1  # actions are tokens of one chunk, as many as there are; every head has one output for each
 
-    def __init__(self, spec: Spec, config: Settings, network: Any) -> None:
+    def __init__(self, spec: Spec, config: Any, network: Any) -> None:
         super().__init__()
         self.network = network
         self.config, self.temperature = config, config.temperature
@@ -92,7 +92,8 @@ class CausalLMPolicy(nn.Module):
 
     def sizes(self, obs: Observation) -> Tensor:
         """int64 [S]: tokens that each row is computed for, at most (shared prompts count once for every row)."""
-        return obs["at"].amax(1).clamp(min=1)
+        at: Tensor = obs["at"]
+        return at.amax(1).clamp(min=1)
 
     def reference(self) -> Any:
         """What scores like this policy did at its start: itself without adapters, or a frozen copy."""
