@@ -82,15 +82,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def table(rows: dict[str, Any]) -> str:
     """For people, as Markdown."""
     lines = [
-        "| model, dtype, batch | generate, tok/s | m2flow, tok/s | ratio (smallest to largest) | by CPU time | at least |",
+        "| model, dtype, batch | generate, tok/s | m2flow, tok/s | ratio (smallest to largest) | by CPU time | bar |",
         "|---|---|---|---|---|---|",
     ]
     for name, row in rows.items():
         ratio, cpu = row["ratio"], row["cpu_ratio"]
-        verdict = "met" if ratio["median"] >= BAR else "**missed**"
+        verdict = f"{BAR}x, " + ("met" if ratio["median"] >= BAR else "**missed**")
+        spread = f"{ratio['median']:.2f}x ({ratio['min']:.2f} to {ratio['max']:.2f})"
         lines.append(
             f"| {name.replace('_', ' ')} | {row['generate']['median']:,.0f} | {row['product']['median']:,.0f} | "
-            f"{ratio['median']:.2f}x ({ratio['min']:.2f} to {ratio['max']:.2f}) | {cpu['median']:.2f}x | {BAR}x, {verdict} |"
+            f"{spread} | {cpu['median']:.2f}x | {verdict} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -182,7 +183,7 @@ def peer(network: Any, prompts: Any) -> Callable[[int, int], None]:
         with torch.inference_mode():
             out = network.generate(
                 input_ids=ids, attention_mask=mask, do_sample=True, top_k=0, temperature=1.0, max_new_tokens=length,
-                min_new_tokens=length, pad_token_id=0, disable_compile=True,
+                pad_token_id=0, disable_compile=True,
             )  # fmt: skip
         assert out.shape[1] == prompts.shape[1] + length
 

@@ -72,6 +72,7 @@ class TorchGenerator:
         done, self.done = self.done, []
         return done
 
+    @torch.inference_mode()
     def abort(self, ids: Sequence[int] | None = None) -> list[Answer]:
         """See the protocol. Ids that are not in flight (any more) are passed over."""
         chosen = None if ids is None else set(ids)
@@ -126,7 +127,10 @@ class TorchGenerator:
         self._draw(logits, np.arange(len(self.slots)))
 
     def _draw(self, logits: Tensor, slots: NDArray[np.int64]) -> None:
-        token, logprob = draw(logits, self.slots.uniform(slots), self.slots.temperature[slots])
+        try:
+            token, logprob = draw(logits, self.slots.uniform(slots), self.slots.temperature[slots])
+        except ValueError as error:
+            raise ValueError(f"weights of version {self.version}: {error}") from error
         ended = self.slots.record(slots, token.cpu().numpy(), logprob.cpu().numpy(), self.version)
         self.done += [self.slots.answer(int(i)) for i in ended]
         self._vacate([int(i) for i in ended])

@@ -45,23 +45,6 @@ class Network:
         scale = float(getattr(rope, "attention_scaling", 1.0))
         return torch.complex(angle.cos() * scale, angle.sin() * scale)
 
-    @torch.no_grad()
-    def inner_dtype(self) -> torch.dtype:
-        """In what a float64 network normalises and rotates: transformers casts to float32, unless that is prevented.
-        Of any other network, float32."""
-        if self.dtype != torch.float64:
-            return torch.float32
-        norm = self.plain.model.norm
-        seen: list[Tensor] = []
-        hook = norm.register_forward_hook(lambda _, given, out: seen.extend((given[0], out)))
-        try:
-            self(torch.zeros(1, 1, dtype=torch.int64, device=self.device), use_cache=False)
-        finally:
-            hook.remove()
-        exact = torch.nn.functional.rms_norm(seen[0], seen[0].shape[-1:], norm.weight, float(self.config.rms_norm_eps))
-        narrow = (seen[1] - exact).abs().max() > 1e-12 * exact.abs().max()
-        return torch.float32 if bool(narrow) else torch.float64
-
 
 def unsuitable(network: Network) -> str:
     """Why the lean decoder cannot compute this network; empty: nothing is known against it."""

@@ -32,7 +32,8 @@ class LeanDecoder:
         self.queries, self.keys, self.size = network.heads
         self.eps = float(network.config.rms_norm_eps)
         self.scale = float(getattr(network.plain.model.layers[0].self_attn, "scaling", self.size**-0.5))
-        self.inner = network.inner_dtype()
+        # networks normalise and rotate in float32, or exactly where they are in float64 (models/lm/exact.py)
+        self.inner = torch.float64 if self.dtype == torch.float64 else torch.float32
         self.cache = Cache(len(self.weights.layers), self.keys, self.size, self.dtype, self.device, slots)
         self.turns = network.rotary(0, self.inner)
 
@@ -142,8 +143,7 @@ class LeanDecoder:
     def _reserve(self, rows: int, length: int) -> None:
         self.cache.reserve(rows, length)
         if len(self.turns) < self.cache.length:
-            wide = torch.complex128 if self.dtype == torch.float64 else torch.complex64
-            self.turns = self.network.rotary(self.cache.length, self.inner).to(wide)
+            self.turns = self.network.rotary(self.cache.length, self.inner)
 
 
 def packs(lengths: Sequence[int], budget: int) -> Iterator[slice]:

@@ -7,6 +7,7 @@ network does with positions, windows or states is its own affair.
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,9 @@ class ModuleDecoder:
     def __init__(self, network: Network, dtype: torch.dtype, prefill_tokens: int) -> None:
         self.source, self.prefill_tokens, self.device = network.module, prefill_tokens, network.device
         self.module = self.source if dtype == network.dtype else copy.deepcopy(self.source).to(dtype)
+        # later versions of transformers renamed the cache's keyword
+        known = inspect.signature(self.module.forward).parameters
+        self.keyword = "cache" if "cache" in known else "past_key_values"
         self.cohorts: list[Cohort] = []
 
     def refresh(self) -> None:
@@ -54,7 +58,7 @@ class ModuleDecoder:
             for part in (asked[i : i + most] for i in range(0, len(asked), most)):
                 found = self._call(np.stack([rows[some[0]] for some in part]), None)
                 each = [(i, asker) for i, some in enumerate(part) for asker in some]
-                cache = selected(found.past_key_values, [i for i, _ in each], len(part))
+                cache = selected(found[self.keyword], [i for i, _ in each], len(part))
                 self.cohorts.append(Cohort(np.array([slots[asker] for _, asker in each]), cache))
                 for i, asker in each:
                     out[asker] = found.logits[i, -1]
@@ -66,7 +70,7 @@ class ModuleDecoder:
         for cohort in self.cohorts:
             at = torch.from_numpy(cohort.slots).to(self.device)
             found = self._call(tokens[at][:, None], cohort.cache)
-            cohort.cache = found.past_key_values
+            cohort.cache = found[self.keyword]
             if logits is None:
                 logits = found.logits.new_empty(len(lengths), found.logits.shape[-1])
             logits[at] = found.logits[:, -1]
@@ -92,9 +96,8 @@ class ModuleDecoder:
             cohort.slots[np.isin(cohort.slots, slots)] = -1
 
     def _call(self, ids: Any, cache: Any) -> Any:
-        return self.module(
-            input_ids=torch.as_tensor(ids).to(self.device), past_key_values=cache, use_cache=True, logits_to_keep=1
-        )
+        given = {} if cache is None else {self.keyword: cache}
+        return self.module(input_ids=torch.as_tensor(ids).to(self.device), use_cache=True, logits_to_keep=1, **given)
 
 
 def selected(cache: Any, rows: list[int], size: int) -> Any:
