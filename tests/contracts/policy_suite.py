@@ -15,7 +15,7 @@ from m2flow import seeds
 from m2flow.protocols import Policy, Proposer
 from m2flow.types import Action, Field, Observation, Spec
 
-PROTOCOLS = ("Policy", "Proposer")
+PROTOCOLS = ("Scorer", "Policy", "Proposer")
 SEED = 5
 ROWS = 23
 TOLERANCE = 1e-5

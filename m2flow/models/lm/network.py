@@ -14,7 +14,7 @@ from m2flow.models.lm import attention, exact, lora
 
 # Architectures whose tokens meet in attention only, and whose logits are the output layer's, unchanged: packed rows are
 # exact for them (tests/unit/models/lm/test_pack.py asks each). All others are computed as padded rows.
-PACKED = frozenset({"llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "smollm3", "phi3", "olmo2", "gemma"})
+PACKED = frozenset({"llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "olmo2", "gemma"})
 
 # transformers draws from the global random state, which threads of one process share.
 _ALONE = threading.Lock()

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Co
 from m2flow.backends.generate import lean as lean_module
 from m2flow.backends.generate.cache import Cache
 from m2flow.backends.generate.config import TorchGeneratorConfig
-from m2flow.backends.generate.lean import LeanDecoder, packs
+from m2flow.backends.generate.lean import packs
 from m2flow.backends.generate.module import ModuleDecoder
 from m2flow.types import Request, Weights
 

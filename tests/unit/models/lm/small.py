@@ -25,7 +25,6 @@ EXTRA: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 16},
     "gemma": {"head_dim": 16},
     "gemma2": {"head_dim": 16, "query_pre_attn_scalar": 16, "final_logit_softcapping": 3.0},
-    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 16},
     "phi3": {"pad_token_id": 0},
     "mistral": {"sliding_window": None},
 }
