@@ -27,11 +27,10 @@ def _leave_out(policy: nn.Module, state: dict[str, Any], prefix: str, _metadata:
 
 
 def _put_back(policy: Any, state: dict[str, Any], prefix: str, *_rest: Any) -> None:
-    own = None
+    """What is missing on purpose is filled with the policy's own tensors; copying one onto itself costs nothing."""
+    own: dict[str, Any] = dict(policy.named_parameters(remove_duplicate=False)) | dict(policy.named_buffers())
     for name in policy.constant:
-        if prefix + name not in state:
-            own = policy.state_dict() if own is None else own
-            state[prefix + name] = own[name]
+        state.setdefault(prefix + name, own[name])
     for name, first in policy.aliases.of.items():
         if prefix + first in state:
-            state.setdefault(prefix + name, state[prefix + first])
+            state.setdefault(prefix + name, own[name])

@@ -21,7 +21,7 @@ _ALONE = threading.Lock()
 
 
 def build(config: Any, seed: int) -> Any:
-    """The network of a `config.CausalLMConfig`, with adapters where asked for. Global random states stay as they were."""
+    """The network of a `config.CausalLMConfig`, with its adapters. Global random states stay as they were."""
     attention.register()
     with _ALONE, torch.random.fork_rng(devices=[]), quiet():
         torch.manual_seed(seed)

