@@ -55,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", choices=ROWS, action="append", help="rows to measure (default: all)")
     parser.add_argument("--rounds", type=int, default=5, help="times both sides of a row are measured (default: 5)")
     parser.add_argument("--threads", type=int, default=2, help="threads of torch's arithmetic (default: 2)")
+    parser.add_argument("--tokens", type=int, help=f"of every answer (default: {TOKENS})")
     parser.add_argument("--fresh", action="store_true", help="forget stored rows instead of going on with them")
     parser.add_argument("--show", action="store_true", help="print what has been measured; run nothing")
     parser.add_argument("--result", type=Path, default=RESULT, help="the JSON file")
@@ -65,7 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     found = {} if options.fresh else (harness.read(options.result) or {}).get("rows", {})
     for name in [] if options.show else options.only or ROWS:
-        row = ROWS[name] | {"threads": options.threads, "rounds": options.rounds, "tokens": TOKENS[ROWS[name]["dtype"]]}
+        tokens = options.tokens or TOKENS[ROWS[name]["dtype"]]
+        row = ROWS[name] | {"threads": options.threads, "rounds": options.rounds, "tokens": tokens}
         if found.get(name, {}).get("work") == row:
             continue
         load = round(os.getloadavg()[0], 2)

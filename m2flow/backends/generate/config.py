@@ -34,4 +34,11 @@ class TorchGeneratorConfig:
         """A decoder that samples from `policy`, see `decoder.LanguageModel` for what it must offer."""
         from m2flow.backends.generate.engine import TorchGenerator
 
-        return TorchGenerator(policy, self)
+        return TorchGenerator(
+            policy,
+            slots=self.slots,
+            dtype=self.dtype,
+            block=self.block,
+            max_context=self.max_context,
+            prefill_tokens=self.prefill_tokens,
+        )

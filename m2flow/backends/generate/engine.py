@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from m2flow.backends.generate import decoder
-from m2flow.backends.generate.config import TorchGeneratorConfig
 from m2flow.backends.generate.family import Network
 from m2flow.backends.generate.sampling import draw
 from m2flow.backends.generate.slots import Slots, complete, finish_of
@@ -27,15 +26,20 @@ PREFIX = "policy."
 
 
 class TorchGenerator:
-    """See `protocols.Generator`. It owns `policy` (`decoder.LanguageModel`) from now on."""
+    """See `protocols.Generator`. It owns `policy` (`decoder.LanguageModel`) from now on; for the rest see
+    `TorchGeneratorConfig`."""
 
-    def __init__(self, policy: Any, config: TorchGeneratorConfig) -> None:
-        self.policy, self.config, self.version = policy, config, 0
-        if config.dtype == "float64":  # weights of a wider dtype than the network's would lose digits on loading
+    def __init__(
+        self, policy: Any, *, slots: int, dtype: str, block: int, max_context: int | None, prefill_tokens: int
+    ) -> None:
+        self.policy, self.version = policy, 0
+        self.most, self.block = slots, block
+        if dtype == "float64":  # weights of a wider dtype than the network's would lose digits on loading
             policy.to(torch.float64)
         self.network = Network(policy.network)
-        self.decoder = decoder.build(policy, self.network, config.dtype, config.slots, config.prefill_tokens)
-        double = config.dtype == "float64" or (config.dtype == "auto" and self.network.dtype == torch.float64)
+        self.context = max_context or self.network.positions
+        self.decoder = decoder.build(policy, self.network, dtype, slots, prefill_tokens)
+        double = dtype == "float64" or (dtype == "auto" and self.network.dtype == torch.float64)
         self.slots = Slots(np.float64 if double else np.float32)
         self.waiting: deque[Request] = deque()
         self.done: list[Answer] = []
@@ -54,7 +58,7 @@ class TorchGenerator:
             if request.id in known:
                 raise ValueError(f"request {request.id}: this id is in flight; ids must be unique")
             known.add(request.id)
-            check(request, self.network.vocabulary, self.config.max_context or self.network.positions)
+            check(request, self.network.vocabulary, self.context)
         for request in requests:
             if request.begun is not None and complete(request):
                 self.done.append(_renamed(request, finish_of(request, request.begun.tokens)))
@@ -63,7 +67,7 @@ class TorchGenerator:
 
     @torch.inference_mode()
     def step(self) -> list[Answer]:
-        for _ in range(self.config.block):
+        for _ in range(self.block):
             if not self.slots and not self.waiting:
                 break
             self._join()
@@ -104,7 +108,7 @@ class TorchGenerator:
     def close(self) -> None:
         self.slots, self.done = Slots(np.float32), []
         self.waiting.clear()
-        self.decoder.forget(0)
+        del self.decoder  # with its cache and its weights
 
     # ---- pieces
 
@@ -112,8 +116,8 @@ class TorchGenerator:
         """Compute the contexts of requests that can join, in small groups, and of all where weights are new; draw the
         next token of each."""
         fresh: list[int] = list(range(len(self.slots))) if self.stale else []
-        free = self.config.slots - len(self.slots)
-        few = min(len(self.waiting), max(1, self.config.slots // 16))
+        free = self.most - len(self.slots)
+        few = min(len(self.waiting), max(1, self.most // 16))
         if self.waiting and (free >= few or not self.slots):
             fresh += [self.slots.add(self.waiting.popleft()) for _ in range(min(free, len(self.waiting)))]
         self.stale = False

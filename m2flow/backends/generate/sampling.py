@@ -12,6 +12,7 @@ from torch import Tensor
 
 from m2flow.logits import normalised
 
+NUMBERS = 2**24  # logits that are worked on at once, which bounds the memory for large vocabularies
 WIDTH = 256  # of the blocks in which the CDF is searched: their sums first, then one block
 
 
@@ -38,6 +39,11 @@ def draw(logits: Tensor, uniform: NDArray[np.float64], temperature: NDArray[np.f
 
 
 def _draw(logits: Tensor, uniform: NDArray[np.float64], temperature: float) -> tuple[Tensor, Tensor]:
+    most = max(1, NUMBERS // logits.shape[-1])
+    if len(logits) > most:
+        cuts = range(0, len(logits), most)
+        parts = [_draw(logits[i : i + most], uniform[i : i + most], temperature) for i in cuts]
+        return torch.cat([token for token, _ in parts]), torch.cat([logprob for _, logprob in parts])
     known = normalised(logits, temperature or 1.0)
     if temperature == 0.0:
         token = known.argmax(-1)
