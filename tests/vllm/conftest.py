@@ -37,7 +37,7 @@ if HERE:
     from m2flow.backends.vllm import VLLMGenerator
     from tests.vllm.tiny import engine, published, tiny
 
-    # Starting an engine takes seconds, so tests share three of them. Each test gets one without requests, with the
+    # Starting an engine takes seconds, so tests share two of them. Each test gets one without requests, with the
     # weights it was built with.
     @pytest.fixture(scope="session")
     def _exact() -> Iterator[VLLMGenerator]:

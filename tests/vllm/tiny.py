@@ -27,12 +27,13 @@ SIZES: dict[str, Any] = {
 }
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {"model_type": "qwen2", "tie_word_embeddings": True},
+    "llama": {"model_type": "llama", "tie_word_embeddings": True},
     "qwen3": {"model_type": "qwen3", "tie_word_embeddings": False, "head_dim": 32},
 }
 
 
 def tiny(family: str, seed: int = 0, **settings: Any) -> CausalLMPolicy:
-    """A random Qwen2 with tied embeddings, or a random Qwen3 without."""
+    """Random weights; embeddings are tied but for Qwen3."""
     tokenizer = CharacterTokenizer(characters="0123456789+=")
     config = CausalLMConfig(config=SIZES | FAMILIES[family], tokenizer=tokenizer, **settings)
     return config.build(Spec({}, Field((), "int64")), seed)

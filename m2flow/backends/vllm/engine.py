@@ -49,8 +49,11 @@ def start(folder: str, *, kv_cache_bytes: int | None, sleep: bool, **settings: A
             f"sleep: vLLM cannot leave a {current_platform.device_type}; set sleep: false, and give the generator a "
             "device of its own in the plan"
         )
-    if kv_cache_bytes is None and current_platform.is_cpu():
-        kv_cache_bytes = 2**30  # vLLM's own default is most of the machine
+    if current_platform.is_cpu():
+        kv_cache_bytes = kv_cache_bytes or 2**30  # vLLM's own default is most of the machine
+        # A prompt that does not fit into a step is computed in the next one, not in two: between the parts vLLM turns
+        # the request's random generator back, which fails on a CPU ("CPU Generator does not use offset").
+        settings = {"enable_chunked_prefill": False, **settings}
     arguments = EngineArgs(
         model=folder,
         skip_tokenizer_init=True,

@@ -30,7 +30,7 @@ from m2flow.seeds import derive
 from m2flow.types import Answer, Array, Request, Score, Weights
 
 # Mean difference of log-probs, in nats, that rounding in the engine's dtype explains; docs/vllm.md says what it was.
-BOUNDS: Mapping[str, float] = {"float32": 1e-3, "float16": 0.03, "bfloat16": 0.12}
+BOUNDS: Mapping[str, float] = {"float32": 1e-3, "float16": 0.03, "bfloat16": 0.2}
 PROBES, PROBE_PROMPT = 4, 8  # answers of a check, and ids before each of them
 
 
@@ -139,6 +139,13 @@ class _Flight:
         tokens, logprob, version = (np.asarray(part).tolist() for part in parts)
         return cls(request, tokens, logprob, version)
 
+    @property
+    def finish(self) -> Literal["stop", "length"] | None:
+        """How it has ended; None: it goes on."""
+        if self.tokens and self.tokens[-1] in self.request.stop:
+            return "stop"
+        return "length" if len(self.tokens) >= self.request.max_tokens else None
+
     def answer(self, finish: Literal["stop", "length", "abort"]) -> Answer:
         tokens, version = np.array(self.tokens, np.int64), np.array(self.version, np.int64)
         return Answer(self.request.id, tokens, np.array(self.logprob, np.float64), version, finish)
@@ -156,6 +163,7 @@ class VLLMGenerator:
         model = started.vllm_config.model_config
         self.vocabulary, self.max_context = int(model.get_vocab_size()), int(model.max_model_len)
         self._flights: dict[str, _Flight] = {}  # by the engine's name of them, in the order of their submission
+        self._ended: list[_Flight] = []  # those that had ended before they were submitted
         self._names = itertools.count(1)
         self._served: Any = None  # the LoRARequest that all requests go with, with `lora: adapter`
         self._folder = tempfile.TemporaryDirectory(prefix="m2flow-vllm-")  # of adapters
@@ -169,33 +177,40 @@ class VLLMGenerator:
         Raises:
             ValueError: a request that cannot be served; none of `requests` is taken then.
         """
-        ids = [flight.request.id for flight in self._flights.values()]
+        taken = {flight.request.id for flight in [*self._flights.values(), *self._ended]}
         for request in requests:
-            self._admit(request)
-            ids.append(request.id)
-        if len(ids) != len(set(ids)):
-            raise ValueError(f"id: two requests in flight have the same one of {sorted(ids)[:20]}")
+            if request.id in taken:
+                raise ValueError(f"request {request.id}: its id is in flight already")
+            fault = self._fault(request)
+            if fault:
+                raise ValueError(f"request {request.id}: {fault}")
+            taken.add(request.id)
         for request in requests:
-            self._start(_Flight.of(request))
+            flight = _Flight.of(request)
+            if flight.finish is None:
+                self._start(flight)
+            else:
+                self._ended.append(flight)
 
-    def _admit(self, request: Request) -> None:
-        prompt, limit = np.asarray(request.prompt), self.max_context
+    def _fault(self, request: Request) -> str:
+        """Why it cannot be served; empty: it can."""
+        prompt, begun = np.asarray(request.prompt), request.begun
         if not len(prompt):
-            raise ValueError(f"prompt: request {request.id} has no token; give at least one")
+            return "its prompt has no token; give at least one"
         if prompt.min() < 0 or prompt.max() >= self.vocabulary:
-            raise ValueError(f"prompt: request {request.id} has ids outside the model's 0..{self.vocabulary - 1}")
-        if len(prompt) + request.max_tokens > limit:
-            raise ValueError(
-                f"max_tokens: request {request.id} asks for {request.max_tokens} after a prompt of {len(prompt)}, more "
-                f"than max_context: {limit}; raise generator.max_context, or lower env.max_tokens"
+            return f"its prompt has ids outside the model's 0..{self.vocabulary - 1}"
+        if request.max_tokens < 1:
+            return f"max_tokens: must be at least 1, got {request.max_tokens}"
+        if len(prompt) + request.max_tokens > self.max_context:
+            return (
+                f"max_tokens: {request.max_tokens} after a prompt of {len(prompt)} is more than {self.max_context}; "
+                "raise generator.max_context as far as the model goes, or lower env.max_tokens"
             )
-        if request.temperature and not 0.01 <= request.temperature <= 2.0:  # below, it would silently be 0.01
-            raise ValueError(
-                f"temperature: {request.temperature}; vLLM draws at 0.01 to 2, or takes the best token at 0"
-            )
-        begun = 0 if request.begun is None else len(request.begun.tokens)
-        if request.max_tokens <= begun:
-            raise ValueError(f"max_tokens: {request.max_tokens}, but request {request.id} has begun with {begun}")
+        if request.temperature != 0.0 and not 0.01 <= request.temperature <= 2.0:  # below, it would silently be 0.01
+            return f"temperature: {request.temperature}; vLLM draws at 0.01 to 2, or takes the best token at 0"
+        if begun is not None and len(begun.tokens) > request.max_tokens:
+            return f"it had begun with {len(begun.tokens)} tokens, more than its max_tokens: {request.max_tokens}"
+        return ""
 
     def _start(self, flight: _Flight) -> None:
         """Hand a request to the engine, to go on behind what it has got."""
@@ -222,13 +237,15 @@ class VLLMGenerator:
 
     def step(self) -> list[Answer]:
         """See `protocols.Generator`: one step of the engine, at most one token of each request."""
+        ended = [flight.answer(flight.finish or "length") for flight in self._ended]
+        self._ended.clear()
         if not self._flights:
-            return []
+            return ended
         if self.asleep:
             raise RuntimeError("step: the engine is asleep; its device must be lent to it first (onload)")
         with torch.random.fork_rng(devices=[]):  # see `engine.undisturbed`
             outputs = self.engine.step()
-        return [answer for output in outputs for answer in self._take(output)]
+        return ended + [answer for output in outputs for answer in self._take(output)]
 
     def _take(self, output: Any) -> Iterator[Answer]:
         """Note what a request has got; its answer, where that was the last of it."""
@@ -248,7 +265,9 @@ class VLLMGenerator:
 
     def abort(self, ids: Sequence[int] | None = None) -> list[Answer]:
         """See `protocols.Generator`; ids that are not in flight any more are passed over."""
-        return [flight.answer("abort") for flight in self._withdraw(ids)]
+        had = [flight for flight in self._ended if ids is None or flight.request.id in ids]
+        self._ended = [flight for flight in self._ended if flight not in had]
+        return [flight.answer("abort") for flight in [*had, *self._withdraw(ids)]]
 
     def _withdraw(self, ids: Sequence[int] | None = None) -> list[_Flight]:
         """Take requests out of the engine."""
