@@ -46,7 +46,10 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Two cases of one round compared: `a / b`, `a / b - 1` (excess) or `a - b`. The median over rounds counts."""
+    """Two cases of one round compared: `a / b`, `a / b - 1` (excess) or `a - b`. The median over rounds counts.
+
+    Of several `b`, joined by " or ", the one with the largest value in that round counts.
+    """
 
     what: str
     a: str
@@ -57,9 +60,15 @@ class Ratio:
     # what is compared: the values, the quickest iteration of each (which others disturb least), or CPU seconds
     by: Literal["value", "quickest", "cpu"] = "value"
 
+    @property
+    def others(self) -> list[str]:
+        """The cases that `a` is compared with."""
+        return self.b.split(" or ")
+
     def of(self, values: Mapping[str, Value]) -> float:
         """The comparison in one round."""
-        sides = (values[self.a], values[self.b])
+        best = max((values[name] for name in self.others), key=lambda side: float(side["value"]))
+        sides = (values[self.a], best)
         if self.by == "quickest":
             a, b = (1.0 / min(side["iteration_cpu_s"]) for side in sides)
         elif self.by == "cpu":
@@ -176,7 +185,7 @@ def summary(group: Group, rounds: Rounds) -> dict[str, Any]:
             cases[case.name] = {"what": case.what, "rounds": len(values)} | spread(values)
     ratios = []
     for ratio in group.ratios:
-        values = [ratio.of(values) for values in rounds if ratio.a in values and ratio.b in values]
+        values = [ratio.of(values) for values in rounds if values.keys() >= {ratio.a, *ratio.others}]
         if values:
             found = spread(values)
             met = None if ratio.bar is None else (found["median"] <= ratio.bar) == ratio.most

@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.clock import Clock, Stamps, answer, versions
 
 RECIPES = Path(__file__).parent / "recipes"
-PACKAGES = ("m2flow", "torch", "numpy", "gymnasium", "mujoco", "envpool")
+PACKAGES = ("m2flow", "torch", "numpy", "gymnasium", "mujoco", "envpool", "transformers")
 
 
 def product(recipe: str, steps: int, seed: int, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -36,6 +36,14 @@ def product(recipe: str, steps: int, seed: int, overrides: tuple[str, ...] = ())
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return Clock.stamps.summary()
+
+
+def grpo(recipe: str, steps: int, seed: int, overrides: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A run of the product on the small language model; an env step is an answer."""
+    from benchmarks import small_lm
+
+    small_lm.make()
+    return product(recipe, steps, seed, tuple(overrides))
 
 
 def handwritten(recipe: str, steps: int, seed: int) -> dict[str, Any]:
@@ -112,8 +120,9 @@ def learn_sac(recipe: str, seed: int) -> dict[str, Any]:
     }
 
 
-JOBS = {
+JOBS: dict[str, Any] = {
     "product": product,
+    "grpo": grpo,
     "handwritten": handwritten,
     "env_only": env_only,
     "learn": learn,

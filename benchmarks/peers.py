@@ -1,4 +1,4 @@
-"""The peers' own environments: `.bench/sb3` and `.bench/sbx`, made on first use from requirements/*.txt."""
+"""The peers' own environments, `.bench/NAME`, made on first use from requirements/NAME.txt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 REPO = Path(__file__).parents[1]
 HOME = REPO / ".bench"
-NAMES = ("sb3", "sbx")
+NAMES = ("sb3", "sbx", "trl")
 _HAS_PINS = """
 import sys
 from importlib.metadata import PackageNotFoundError, version

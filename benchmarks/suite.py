@@ -13,10 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import peers
+from benchmarks import peers, small_lm
 from benchmarks.clock import FILE
 from benchmarks.harness import Case, Group, JobFailed, Ratio, Value, job, one_thread
 
+RECIPE_LM = "qwen2_4m_grpo.yaml"
 RATE = "env steps per CPU second"
 HALFCHEETAH = {"env": "HalfCheetah-v5", "lanes": 8, "length": 256}
 LIMIT = 600.0  # seconds that one start of a command may take
@@ -31,6 +32,8 @@ def groups(quick: bool) -> dict[str, Group]:
         envpool(large),
         start(),
         command_help(),
+        grpo("fp32", 1.5, 3 if quick else 7),
+        grpo("bf16", 2.5, 3 if quick else 7),
     )
     return {group.name: group for group in made}
 
@@ -142,12 +145,43 @@ def command_help() -> Group:
     )
 
 
+def grpo(kind: str, bar: float, steps: int) -> Group:
+    """GRPO on a small language model beside TRL. In bfloat16 the bar is against the better of TRL's two dtypes."""
+    half = kind == "bf16"
+    work = {"prompts": 32, "group": 8, "tokens": 32, "dtype": kind, "steps": steps, "hidden": small_lm.HIDDEN}
+    overrides = ("generator.dtype=bfloat16", "trainer.autocast=bfloat16") if half else ()
+    named = {"trl_fp32": False, "trl_bf16": True} if half else {"trl": False}
+    cases = [
+        ours("product", f"m2flow in {kind}, with its driver and recorders", "grpo", RECIPE_LM, steps, overrides),
+        # without bfloat16 instructions a step of the peer takes minutes: one that counts is enough
+        *(_trl(name, bf16, 2 if bf16 else steps) for name, bf16 in named.items()),
+    ]
+    ratios = [Ratio(f"product / TRL{', its better dtype' if half else ''}", "product", " or ".join(named), bar=bar)]
+    if half:
+        ratios += [Ratio(f"product / {name}", "product", name) for name in named]
+    title = f"GRPO in {kind}, Qwen2 of 4M weights, 32 prompts x 8 answers x 32 tokens"
+    return Group(f"grpo_{kind}", title, "samples per CPU second", tuple(cases), tuple(ratios), work)
+
+
+def _trl(name: str, bf16: bool, steps: int) -> Case:
+    settings = {"job": "grpo", "bf16": bf16, "prompts": 32, "group": 8, "tokens": 32, "steps": steps}
+    run = _with_seed(lambda: _made("trl"), "benchmarks.peer_text_jobs", settings)
+    return Case(name, f"TRL, {'bf16=True' if bf16 else 'fp32'}", run, _shown("peer_text_jobs", settings))
+
+
+def _made(home: str) -> Path:
+    small_lm.make()
+    return peers.python(home)
+
+
 # ---- cases
 
 
-def ours(name: str, what: str, kind: str, recipe: str, steps: int) -> Case:
+def ours(name: str, what: str, kind: str, recipe: str, steps: int, overrides: tuple[str, ...] = ()) -> Case:
     """A job of benchmarks/jobs.py with this Python."""
-    settings = {"job": kind, "recipe": recipe, "steps": steps}
+    settings: dict[str, Any] = {"job": kind, "recipe": recipe, "steps": steps}
+    if overrides:
+        settings["overrides"] = overrides
     return Case(name, what, _with_seed(lambda: sys.executable, "benchmarks.jobs", settings), _shown("jobs", settings))
 
 
