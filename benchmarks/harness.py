@@ -67,7 +67,8 @@ class Ratio:
 
     def of(self, values: Mapping[str, Value]) -> float:
         """The comparison in one round."""
-        best = max((values[name] for name in self.others), key=lambda side: float(side["value"]))
+        others = [values[name] for name in self.others]
+        best = others[0] if len(others) == 1 else max(others, key=lambda side: float(side["value"]))
         sides = (values[self.a], best)
         if self.by == "quickest":
             a, b = (1.0 / min(side["iteration_cpu_s"]) for side in sides)
