@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from m2flow.flow.plan import Plan, collocated, disaggregated, hybrid
 from m2flow.observe.layout import RunFolder
 from m2flow.pieces import build_policy, run_seed, share_lanes, use_threads
 from m2flow.runtime.worker import Context, Part
-from m2flow.sections import TaskConfig
+from m2flow.sections import SpeaksText, TaskConfig
 from m2flow.types import Evaluation, Spec
 
 # ---- flows
@@ -231,6 +232,15 @@ def coarse(recipe: Recipe) -> bool:
     """Whether who acts or who trains computes in less than float32, so that their log-probs differ visibly."""
     kinds = {getattr(recipe.generator, "dtype", None), getattr(recipe.trainer, "autocast", None)}
     return not kinds.isdisjoint({"bfloat16", "float16"})
+
+
+def store(recipe: Recipe, spec: Spec, folder: RunFolder) -> Any:
+    """Where a run's checkpoints go. Those of a language model hold a folder that `from_pretrained` opens."""
+    if not isinstance(recipe.policy, SpeaksText):
+        return recipe.checkpoint.build(folder.checkpoints)
+    from m2flow.backends.export import Exporter
+
+    return recipe.checkpoint.build(folder.checkpoints, export=Exporter(partial(build_policy, recipe, spec)))
 
 
 def saved_step(store: Any, step: int | None = None) -> int:

@@ -122,7 +122,7 @@ class Session:
         resumed, states = None if self.saved is None else self.done - 1, dict(states)
         self.saved = None  # the driver hands the states on, and nobody keeps them
         recorder = recipe.observe.build(self.folder.path, dump(recipe), resumed)
-        self.recorder, self.store = recorder, recipe.checkpoint.build(self.folder.checkpoints)
+        self.recorder, self.store = recorder, build.store(recipe, self.spec, self.folder)
         self.tracer = Tracer(self.folder.trace if recipe.observe.trace else None, resume_step=resumed)
         entries = entries_per_unit(recipe.objective, memory.skeleton(recipe, self.spec).policy)
         # A language model is sure of most of its tokens, also of one that learns well: no floor of its own.

@@ -1,4 +1,4 @@
-"""An engine that says what it is told, through the real protocol: what conversations do with answers can be written down.
+"""An engine that says what it is told, through the real protocol, so that conversations can be written down.
 
 It holds requests back and answers some at each step, in an order of its own, as an engine would.
 """
