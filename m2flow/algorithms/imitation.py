@@ -32,6 +32,7 @@ class SFT:
     requires: ClassVar[frozenset[str]] = frozenset({"score"})
     needs_reference: ClassVar[bool] = False
     level: ClassVar[Literal["token"]] = "token"
+    imitates: ClassVar[bool] = True  # what it learns from are demonstrations: `flow: supervised`
 
     def __post_init__(self) -> None:
         if not self.entropy_coef >= 0.0:
