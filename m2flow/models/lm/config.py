@@ -25,6 +25,8 @@ class CausalLMConfig:
     path: str | None = None  # folder that from_pretrained opens: weights, and the tokenizer where `tokenizer` is null
     config: Mapping[str, Any] = field(default_factory=dict)  # or random weights: model_type and keys of its HF config
     tokenizer: CharacterTokenizer | str | None = None  # folder of one, or {characters: ...}; null: that of `path`
+    chat: bool = True  # by the chat template, if there is one; false: messages as plain text, one after another
+    stop: tuple[str, ...] = ()  # texts of one token each that end an answer too, for instance a line break
     lora: LoRA | None = None  # train adapters and freeze the rest; null: train everything
     temperature: float = 1.0  # divides the logits, when sampling and when scoring
     activation_checkpointing: bool = False  # compute layers again in the backward pass in place of keeping them
@@ -59,7 +61,10 @@ class CausalLMConfig:
 
     def codec(self) -> HFCodec:
         """The tokenizer with its chat template; weights are not read."""
-        return HFCodec(self.load_tokenizer(), self._stop_ids())
+        tokenizer = self.load_tokenizer()
+        if not self.chat:
+            tokenizer.chat_template = None
+        return HFCodec(tokenizer, [*self._stop_ids(), *(_single(tokenizer, text) for text in self.stop)])
 
     def load_tokenizer(self) -> Any:
         """The tokenizer of transformers."""
@@ -83,3 +88,11 @@ class CausalLMConfig:
         if given is None:
             return []
         return [int(i) for i in given] if isinstance(given, list) else [int(given)]
+
+
+def _single(tokenizer: Any, text: str) -> int:
+    """The id of a text that is one token."""
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    if len(ids) != 1:
+        raise ValueError(f"stop: {text!r} is {len(ids)} tokens of this tokenizer; only what is one can end an answer")
+    return int(ids[0])

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+import logging
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from m2flow.models.lm import lora
+from m2flow.models.lm import lora, tokenizer
 from m2flow.models.lm.network import quiet
 
+_LOG = logging.getLogger("m2flow.lm")
+_told: set[Path] = set()
 COMPARE_UP_TO = 300_000_000  # parameters; of larger models only the bytes that were written are compared
 PROMPT = 16  # tokens of the fixed prompt: ids 0, 1, 2, ...
 # Largest gap of a logit, relative to the largest logit where that is more than 1. Of half precision it is the rounding
@@ -68,7 +71,7 @@ def _compare(network: Any, plain: Any, folder: Path) -> None:
     for name, x in want.items():
         if name not in found or not torch.equal(found[name], x):
             raise OSError(f"checkpoint: {folder.name} read back differs in {name}; is the disk sound?")
-    AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    _tell_foreign(AutoTokenizer.from_pretrained(folder, local_files_only=True), folder)
     if sum(x.numel() for x in want.values()) > COMPARE_UP_TO:
         return
     ids = torch.arange(PROMPT)[None] % again.config.vocab_size
@@ -80,4 +83,18 @@ def _compare(network: Any, plain: Any, folder: Path) -> None:
     if not gap <= bound:
         raise OSError(
             f"checkpoint: logits of {folder.name} differ from the trained model's by {gap}, more than {bound}"
+        )
+
+
+def _tell_foreign(opened: Any, folder: Path) -> None:
+    """Say so where AutoTokenizer opens the tokenizer as another one: each tokenizer beside a Qwen2 model as Qwen2's."""
+    own = tokenizer.load(folder)
+    text = own.decode(range(min(1000, len(own))), skip_special_tokens=True)
+    if opened(text)["input_ids"] != own(text)["input_ids"] and folder.parent not in _told:
+        _told.add(folder.parent)
+        _LOG.warning(
+            "%s: AutoTokenizer of this transformers opens the tokenizer as %s, which it is not; open it with "
+            "PreTrainedTokenizerFast.from_pretrained, as policy.path does, or use another model_type (llama, qwen3)",
+            folder,
+            type(opened).__name__,
         )

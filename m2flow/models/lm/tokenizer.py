@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+GENERIC = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes of tokenizers that belong to no model
 ROLES = ("system", "user", "assistant", "tool")
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 
@@ -70,10 +72,17 @@ def folder(key: str, given: str, needs: str) -> Path:
 
 
 def load(place: Path) -> Any:
-    """The tokenizer in a folder; ValueError where transformers finds none."""
-    from transformers import AutoTokenizer
+    """The tokenizer in a folder; ValueError where transformers finds none.
 
+    One that says it is no model's own is opened as it says: AutoTokenizer opens every tokenizer in the folder of a
+    Qwen2 model as Qwen2's, whatever it is.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    settings = place / "tokenizer_config.json"
+    named = json.loads(settings.read_text()).get("tokenizer_class") if settings.is_file() else None
+    opens: Any = PreTrainedTokenizerFast if named in GENERIC else AutoTokenizer
     try:
-        return AutoTokenizer.from_pretrained(place, local_files_only=True)
+        return opens.from_pretrained(place, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"tokenizer: transformers finds none in {str(place)!r}: {error}") from error

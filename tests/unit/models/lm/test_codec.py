@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from m2flow.models.lm.codec import HFCodec
 from m2flow.models.lm.config import CausalLMConfig
 from m2flow.models.lm.tokenizer import CharacterTokenizer
+from m2flow.types import Field, Spec
 from tests.unit.models.lm.small import config
 
 USER = {"role": "user", "content": "1+1="}
@@ -129,3 +131,26 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_for_demonstrations(tm
 def test_what_is_wrong_is_said(call: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call(letters())
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "llama"])
+def test_a_folder_opens_with_the_tokenizer_that_was_saved_whatever_the_model_is(tmp_path, caplog, kind) -> None:
+    """transformers opens every tokenizer beside a Qwen2 model as Qwen2's, which drops line breaks of this one."""
+    settings = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    characters = CharacterTokenizer(characters="ab \n", chat=True)
+    made = CausalLMConfig(config={"model_type": kind, **settings}, tokenizer=characters)
+    made.build(Spec({}, Field(())), 0).save_pretrained(tmp_path / "hf")
+    again = CausalLMConfig(path=str(tmp_path / "hf"), stop=("\n",))
+    assert again.load_tokenizer()("a\nb ")["input_ids"] == made.load_tokenizer()("a\nb ")["input_ids"]
+    assert again.codec().stop == made.codec().stop | {made.load_tokenizer().convert_tokens_to_ids("\n")}
+    assert ("PreTrainedTokenizerFast.from_pretrained" in caplog.text) == (kind == "qwen2")
+
+
+def test_texts_that_end_an_answer_are_single_tokens_and_chat_can_be_left_out() -> None:
+    characters = CharacterTokenizer(characters="ab\n", chat=True)
+    plain = CausalLMConfig(config={"model_type": "llama"}, tokenizer=characters, chat=False, stop=("\n",))
+    codec = plain.codec()
+    assert codec.decode(codec.opening([{"role": "user", "content": "ab"}])) == "ab"
+    assert len(codec.stop) == 2
+    with pytest.raises(ValueError, match=r"stop: 'ab' is 2 tokens of this tokenizer"):
+        dataclasses.replace(plain, stop=("ab",)).codec()
