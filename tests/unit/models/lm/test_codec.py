@@ -137,6 +137,7 @@ def test_what_is_wrong_is_said(call: Any, message: str) -> None:
 def test_a_folder_opens_with_the_tokenizer_that_was_saved_whatever_the_model_is(tmp_path, caplog, kind) -> None:
     """transformers opens every tokenizer beside a Qwen2 model as Qwen2's, which drops line breaks of this one."""
     settings = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    settings["num_key_value_heads"] = 2
     characters = CharacterTokenizer(characters="ab \n", chat=True)
     made = CausalLMConfig(config={"model_type": kind, **settings}, tokenizer=characters)
     made.build(Spec({}, Field(())), 0).save_pretrained(tmp_path / "hf")
