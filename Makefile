@@ -15,6 +15,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
 PIP_FLAGS ?=
 SEEDS ?= 0 1 2
+SMALL := runs/countdown-small-$(shell date +%Y%m%d-%H%M%S)
 PINS := requirements/constraints.txt
 VLLM := .venv-vllm
 VLLM_PINS := requirements/vllm.txt
@@ -23,11 +24,11 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 	"$$p" -c '$(SUITABLE)' >/dev/null 2>&1 && { echo "$$p"; break; }; done)
 say = @printf '\n[m2flow] %s\n' "$(1)"
 
-.PHONY: help demo demo-llm test test-vllm check format bench docs build clean
+.PHONY: help demo demo-llm demo-small test test-vllm check format bench docs build clean
 
 help: ## List the targets
 	@printf 'make TARGET, where TARGET is one of\n\n'
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.demo ## Train the main job: a robot arm learns to press a button (about 2 minutes of training per seed)
 	$(call say,Training recipes/metaworld_button_ppo.yaml with seeds $(SEEDS); each is evaluated before and after on 50 seeds it never saw)
@@ -39,6 +40,16 @@ demo-llm: $(VENV)/.demo-llm ## Train a language model: SmolLM2-135M learns to ad
 	$(BIN)/python -m m2flow.models.lm.smollm2 models/smollm2-135m-instruct
 	$(call say,Training recipes/smollm2_arithmetic_grpo.yaml with seeds $(SEEDS); each is evaluated before and after on 200 problems it never saw)
 	$(BIN)/m2flow train recipes/smollm2_arithmetic_grpo.yaml --seed $(SEEDS)
+
+demo-small: $(VENV)/.demo-llm ## Train a language model from nothing: shown solutions of Countdown, then GRPO, and PPO
+	$(call say,First half: recipes/countdown_small_sft.yaml. Each run is evaluated on 200 problems it never saw)
+	$(BIN)/m2flow train recipes/countdown_small_sft.yaml --run-dir $(SMALL)/sft
+	rm -rf models/countdown-small && mkdir -p models
+	cp -r $(SMALL)/sft/checkpoints/step_000100/hf models/countdown-small
+	$(call say,Second half: recipes/countdown_small_grpo.yaml and recipes/countdown_small_ppo.yaml)
+	$(BIN)/m2flow train recipes/countdown_small_grpo.yaml --run-dir $(SMALL)/grpo
+	$(BIN)/m2flow train recipes/countdown_small_ppo.yaml --run-dir $(SMALL)/ppo
+	$(BIN)/m2flow report $(SMALL)/sft $(SMALL)/grpo $(SMALL)/ppo
 
 test: $(VENV)/.dev ## Run all tests
 	$(call say,Running the tests)
