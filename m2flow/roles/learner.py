@@ -24,6 +24,7 @@ from m2flow.roles.columns import cut, merge, side_by_side
 from m2flow.types import Array, Batch, Metric, Observation, Report, Trajectory, Tree, Weights
 
 PARITY_ROWS = 256
+PARITY_TOKENS = 512  # of a language model, whose rows cost far more
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,8 +190,12 @@ class Learner:
         """
         if "behaviour_logprob" not in batch.columns:
             return batch
-        rows = batch.size if self.config.microbatch_tokens is None else self._runs(batch)[0][1]
-        part = batch.rows(0, min(PARITY_ROWS, rows))
+        rows = min(PARITY_ROWS, batch.size)
+        sizes = getattr(self.trainer.model.policy, "sizes", None)
+        if sizes is not None:
+            tokens = sizes(batch.rows(0, rows).obs).cumsum(0)
+            rows = max(1, int((tokens <= PARITY_TOKENS).sum()))
+        part = batch.rows(0, rows)
         again = self.trainer.model.policy.score(part.obs, part.record).logprob
         gap = (again - part.columns["behaviour_logprob"]).abs()
         counted = part.columns.get("unit_mask")

@@ -31,6 +31,7 @@ class HFCodec:
         if not stop:
             raise ValueError("tokenizer: it has no eos token, so nothing ends an answer; set eos_token in its config")
         self.stop = frozenset(stop)
+        self._asked: tuple[list[Any], list[int]] | None = None  # the last opening's roles and texts, and its ids
         # Longest first: one may begin with another.
         self._ends = sorted((self._text(i) for i in self.stop), key=len, reverse=True)
 
@@ -40,6 +41,14 @@ class HFCodec:
         """Ids of a conversation up to where the model answers."""
         if not messages:
             raise ValueError("messages: there are none; a conversation needs at least one before the model answers")
+        key = [(m.get("role"), m.get("content")) for m in messages]
+        if all(len(m) == 2 and isinstance(said, str) for m, (_, said) in zip(messages, key, strict=True)):
+            if self._asked is None or self._asked[0] != key:  # attempts at one task ask for the same, one after another
+                self._asked = key, self._opening(messages)
+            return list(self._asked[1])
+        return self._opening(messages)
+
+    def _opening(self, messages: Sequence[Message]) -> list[int]:
         if not self.template:
             ids = self._plain(messages)[0]
             if not ids:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from m2flow.models.lm import attention, exact, lora
+from m2flow.models.lm import attention, exact, fused, lora
 
 # Architectures whose tokens meet in attention only, and whose logits are the output layer's, unchanged: packed rows are
 # exact for them (tests/unit/models/lm/test_pack.py asks each). All others are computed as padded rows.
@@ -31,6 +31,7 @@ def build(config: Any, seed: int) -> Any:
             lora.inject(network, config.lora)
     if network.config.model_type in PACKED:
         network.set_attn_implementation(attention.NAME)
+        fused.install(network)
     exact.install(network.get_decoder())
     network.train(config.activation_checkpointing)  # nothing else reads the flag: there is no dropout
     if config.activation_checkpointing:
