@@ -209,7 +209,8 @@ def evaluate_checkpoint(recipe: Recipe, folder: RunFolder, step: int | None) -> 
     store = recipe.checkpoint.build(folder.checkpoints)
     done = saved_step(store, step)
     arrays = {f"policy.{name}": x for name, x in read_policy(store.path(step)).items()}
-    made = parts(recipe, recipe.env.spec(), folder)
+    # Nothing of the run is written over: a language model's tables of samples are those of the run itself.
+    made = parts(recipe, recipe.env.spec(), None if isinstance(recipe.env, TaskConfig) else folder)
     devices = tuple(device.id for device in detect().devices if device.kind == "cpu")
     service = made["policy"](Context("policy", 0, 1, devices))
     service.load(Arrays(done, arrays))
@@ -230,7 +231,8 @@ def evaluate_checkpoint(recipe: Recipe, folder: RunFolder, step: int | None) -> 
 
 def coarse(recipe: Recipe) -> bool:
     """Whether who acts or who trains computes in less than float32, so that their log-probs differ visibly."""
-    kinds = {getattr(recipe.generator, "dtype", None), getattr(recipe.trainer, "autocast", None)}
+    sides = (recipe.generator, "dtype"), (recipe.trainer, "autocast"), (recipe.policy, "dtype")
+    kinds = {getattr(section, key, None) for section, key in sides}
     return not kinds.isdisjoint({"bfloat16", "float16"})
 
 

@@ -138,7 +138,14 @@ def _talker(recipe: Recipe, context: Context, temperature: float) -> Any:
         max_tokens=recipe.env.max_tokens,
         max_turns=recipe.env.max_turns,
         temperature=temperature,
+        context=context_of(recipe),
     )
+
+
+def context_of(recipe: Recipe) -> int | None:
+    """Tokens of a conversation that model and engine can hold; None where neither says."""
+    bounds = (recipe.policy.context(), getattr(recipe.generator, "max_context", None))
+    return min((bound for bound in bounds if bound is not None), default=None)
 
 
 def _table(samples: Path | None, context: Context, every: int) -> Any:

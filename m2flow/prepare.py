@@ -114,8 +114,10 @@ def prepare(recipe: Recipe, cluster: Cluster | None = None) -> Prepared:
         faults.attempt("evaluation", _evaluation, recipe)
     text = isinstance(recipe.env, TaskConfig)
     if text:
+        before = len(faults.errors)
         faults.attempt("env", _tasks, recipe)
-        faults.attempt("policy", _codec, recipe)
+        if len(faults.errors) == before:
+            faults.attempt("policy", _codec, recipe)
     elif spec is not None:
         faults.attempt("", _cuts, recipe)
     if spec is not None and model is not None:
@@ -224,9 +226,16 @@ def _tasks(recipe: Recipe) -> None:
 
 
 def _codec(recipe: Recipe) -> None:
-    """The tokenizer is there and knows what ends an answer."""
-    if not recipe.policy.codec().stop:
+    """The tokenizer is there, knows what ends an answer, and can write the first task of each split."""
+    codec = recipe.policy.codec()
+    if not codec.stop:
         raise ValueError("the tokenizer and the generation config name no id that ends an answer")
+    bound = recipe.policy.context()
+    for split in ("train", "held_out") if recipe.evaluation is not None else ("train",):
+        source = recipe.env.tasks(split, run_seed(recipe))
+        length = len(codec.opening(list(recipe.env.dialogue(source.task(0)).open())))
+        if bound is not None and length >= bound:
+            raise ValueError(f"path: the model sees {bound} tokens, and the first task of {split} has {length} already")
 
 
 # ---- environment and policy

@@ -102,6 +102,9 @@ class SpeaksText(Protocol):
     def codec(self) -> TextCodec:
         """Its tokenizer with its chat template."""
 
+    def context(self) -> int | None:
+        """Tokens that it can see at once; None where it does not say."""
+
 
 @runtime_checkable
 class GeneratorConfig(Protocol):

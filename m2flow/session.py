@@ -26,6 +26,7 @@ from m2flow.observe.layout import RunFolder, write_json
 from m2flow.observe.metrics import reduce
 from m2flow.observe.progress import Progress
 from m2flow.observe.rundata import show_interval, show_number
+from m2flow.observe.samples import sample_files
 from m2flow.observe.timeline import export_chrome
 from m2flow.observe.trace import Tracer
 from m2flow.protocols import Levelled, Policy
@@ -248,6 +249,10 @@ class Session:
         for step, path in self.folder.evaluation_files():
             if step > self.done:
                 path.unlink()
+        for kind, first in (("step", self.done), ("eval", self.done + 1)):
+            for step, path in sample_files(self.folder.samples, kind):
+                if step >= first:
+                    path.unlink()
         self.alarms.restore(meta["alarms"])
         self.env_steps, self.earlier = meta["env_steps"], meta["seconds"]
         if self.stopper is not None and meta["early_stop"] is not None:

@@ -159,7 +159,8 @@ class Units:
     """The scored parts of all steps. One row per step when `step_of` is None, else row n belongs to step `step_of[n]`.
 
     `axes` names the dense axes behind the row axis: ("chunk", "dim") for a Gaussian robot policy, ("denoise", "chunk",
-    "dim") for a flow policy, () for text, where every token is a row. Token, action and chunk level are sums over them.
+    "dim") for a flow policy, ("chunk",) for text, whose chunk is its tokens. Token, action and chunk
+    level are sums over them.
     """
 
     axes: tuple[str, ...]

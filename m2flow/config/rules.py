@@ -9,7 +9,7 @@ from typing import Any
 from m2flow import registry
 from m2flow.config.errors import Path, Problem
 from m2flow.config.recipe import PLANS
-from m2flow.protocols import NeedsGroups
+from m2flow.protocols import Levelled, NeedsGroups
 from m2flow.sections import GroupRates, SpeaksText, TaskConfig
 
 EVALUATION_METRICS = ("eval/success", "eval/success_once", "eval/success_at_end", "eval/return", "eval/length")
@@ -229,8 +229,18 @@ def _text(r: Any) -> Iterator[Problem]:
         yield Problem(("rollout", "length"), message)
     if r.reward is None and (r.flow != "supervised" or r.evaluation is not None):
         yield Problem(("reward",), "text tasks are judged by a reward, and reward is null; for instance {name: math}")
+    objective: Any = r.objective
     if r.flow == "offpolicy":
         yield Problem(("flow",), "offpolicy replays steps of robots; use onpolicy or supervised for text tasks")
+    critic = isinstance(r.objective, Levelled) and bool(objective.heads(r.env.spec()))
+    if critic and not getattr(r.objective, "per_action", True):
+        message = f"{r.objective.level!r} with a critic: its values are per token of an answer; use level: action"
+        yield Problem(("objective", "level"), message)
+    if r.env.max_turns > 1 and not getattr(r.env, "tools", True):
+        yield Problem(("env", "max_turns"), f"{r.env.max_turns}, and without tools there is one answer; use 1")
+    if r.flow == "supervised" and (r.rollout.group > 1 or r.rollout.resample):
+        key = "group" if r.rollout.group > 1 else "resample"
+        yield Problem(("rollout", key), "is of attempts, and demonstrations are shown once; remove it")
 
 
 def _learning(r: Any) -> Iterator[Problem]:
@@ -254,7 +264,7 @@ def _rates(r: Any) -> Iterator[Problem]:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(("env", "policy", "reward", "generator", "flow", "rollout", "learner"), _text),
+    Rule(("env", "policy", "objective", "reward", "generator", "flow", "rollout", "learner"), _text),
     Rule(("flow", "objective"), _learning),
     Rule(("objective", "rollout.group"), _groups),
     Rule(("flow", "replay"), _flow),

@@ -280,7 +280,7 @@ def _broken(config: AlarmConfig) -> list[_Rule]:
         ),
         _Rule(
             kind="reward",
-            patterns=("reward/error_share",),
+            patterns=("reward/error_share", "reward/timeout_share"),
             bad=lambda value: value >= 0.5,
             action=config.reward,
             text="{name} is {value}: the reward failed on that share of this step's samples, and what it gave instead"

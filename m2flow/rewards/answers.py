@@ -11,7 +11,6 @@ LONGEST = 1000  # characters of an answer; more than that is prose, and would be
 _TOKEN = re.compile(r"\\[\\{}]|\\(?:boxed|fbox)(?![a-zA-Z])\s*|[{}]")
 _BARE = re.compile(r"[^\s$\\{},;]+")
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
-_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 _PHRASE = re.compile(r"(?:answer(?:\s+is|:|\s*=)|####)[ \t:*]*", re.IGNORECASE)
 # ASCII digits only: what int() would also read, digits of other scripts, is not how a data set writes its answers
 _NUMBER = re.compile(
@@ -50,10 +49,18 @@ def extract(text: str, policy: Extract, unclosed: Literal["refuse", "take"] = "r
     return None if policy == "boxed" else _unboxed(text)
 
 
+def last_tag(text: str) -> str | None:
+    """What stands in the last <answer> tag that is closed; None where there is none."""
+    lower = text.lower()
+    end = lower.rfind("</answer>") if len(lower) == len(text) else text.rfind("</answer>")
+    begin = -1 if end < 0 else (lower if len(lower) == len(text) else text).rfind("<answer>", 0, end)
+    return None if begin < 0 else text[begin + len("<answer>") : end]
+
+
 def _unboxed(text: str) -> str | None:
-    tags = _TAG.findall(text)
-    if tags:
-        return _sized(tags[-1])
+    tagged = last_tag(text)
+    if tagged is not None:
+        return _sized(tagged)
     begin = max((match.end() for match in _PHRASE.finditer(text)), default=None)
     if begin is not None:
         phrase = text[begin:].partition("\n")[0].strip()

@@ -92,7 +92,7 @@ class AnswerRollout:
             held = [self.talker.attempt(task, k, seeds.derive(key, k)) for k in range(self.config.group)]
             attempts = await asyncio.gather(*held)
             group = Group(attempts, await self.judge.score(attempts), position)
-            why = dead(group.scores["reward"]) if self.config.resample else ""
+            why = dead(judged(group.scores)) if self.config.resample else ""
             if not why:
                 return group
             self.rejected[why] += 1
@@ -132,6 +132,15 @@ class AnswerRollout:
     def close(self) -> None:
         """End the reward's workers."""
         self.judge.close()
+
+
+def judged(scores: Mapping[str, Array]) -> Array:
+    """What tells a group with spread from one without: right or wrong where the reward says so (DAPO), else the reward.
+
+    So a group of wrong answers of different lengths has none, whatever a length punishment adds.
+    """
+    names = [name for name in scores if name == "correct" or name.endswith("/correct")]
+    return succeeded(scores) if names else scores["reward"]
 
 
 def dead(score: Array) -> str:
@@ -175,7 +184,7 @@ def trajectory(groups: Sequence[Group], slots: Sequence[int], size: int, tick: T
         episode=(lane * EPISODES_PER_LANE + np.repeat(position, size))[None],
         group=np.repeat(position, size)[None],
         lane=lane,
-        units=Units(AXES, logprob, {"token_version": version}),
+        units=Units(AXES, logprob, {}),
         step=tick.step,
     )
 

@@ -50,6 +50,7 @@ class Talker:
     max_tokens: int  # of one answer
     max_turns: int  # answers of a conversation
     temperature: float  # 0: greedy
+    context: int | None = None  # tokens of a whole conversation that the model can see; None: no bound
 
     async def attempt(self, task: Task, number: int, seed: int) -> Attempt:
         """One conversation. Its randomness is keyed by `seed`, the answer's turn in it, and the token's place.
@@ -76,8 +77,12 @@ class Talker:
 
     async def _answer(self, made: Attempt, seed: int) -> None:
         """One answer of the model, appended."""
+        room = self.max_tokens if self.context is None else min(self.max_tokens, self.context - len(made.tokens))
+        if room < 1:  # what was said already fills the model's context
+            made.finish = "length"
+            return
         prompt = np.array(made.tokens, np.int64)
-        request = Request(0, prompt, self.max_tokens, self.codec.stop, seed, self.temperature)
+        request = Request(0, prompt, room, self.codec.stop, seed, self.temperature)
         [answer] = await self.policy.generate([request])
         ids = [int(token) for token in answer.tokens]
         made.at += range(len(made.tokens), len(made.tokens) + len(ids))

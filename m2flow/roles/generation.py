@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
@@ -43,12 +44,16 @@ class GenerationService:
             while self._waiting:
                 await asyncio.sleep(0)  # whoever has something to ask joins now
                 for answer in self.generator.step():
-                    self._waiting.pop(answer.id).set_result(answer)
+                    future = self._waiting.pop(answer.id, None)
+                    if future is not None and not future.done():  # else whoever asked has gone
+                        future.set_result(answer)
         except BaseException as error:
             for future in self._waiting.values():
                 if not future.done():
                     future.set_exception(error if isinstance(error, Exception) else RuntimeError("generation ended"))
             self._waiting.clear()
+            with contextlib.suppress(Exception):  # an engine that failed may not even be able to forget
+                self.generator.abort()
             if not isinstance(error, Exception):
                 raise
 

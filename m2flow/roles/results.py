@@ -101,7 +101,7 @@ def components(scored: Sequence[Mapping[str, Array]]) -> dict[str, Metric]:
 
 
 def succeeded(scores: Mapping[str, Array]) -> Array:
-    """bool [attempts]: "correct", a part's "<part>/correct", or a reward of 1. No score is no success."""
-    name = next((n for n in scores if n == "correct" or n.endswith("/correct")), "reward")
+    """bool [attempts]: by a part's "<part>/correct", else by "correct", else a reward of 1. No score is no success."""
+    name = next((n for n in scores if n.endswith("/correct")), "correct" if "correct" in scores else "reward")
     bar = 1.0 if name == "reward" else 0.5
     return np.nan_to_num(np.asarray(scores[name], np.float64), nan=0.0) >= bar - 1e-6

@@ -119,12 +119,12 @@ class TorchTrainer:
         self.version = 0
         policy = policy.to(device=config.device, dtype=getattr(torch, config.dtype))
         heads = objective.heads(policy.spec, policy.chunk)
+        if config.autocast != "none" and hasattr(policy, "autocast"):  # so that it scores alike outside of updates
+            policy.autocast = torch.bfloat16  # before the reference is made of it
         self.model = Model(policy, heads, seed, reference=objective.needs_reference)
         self._constant = frozenset(f"policy.{name}" for name in getattr(policy, "constant", ()))
         self._fingerprint: int | None = None
         self._sharing = getattr(policy, "sharing", nullcontext)
-        if config.autocast != "none" and hasattr(policy, "autocast"):  # so that it scores alike outside of updates
-            policy.autocast = torch.bfloat16
         self.groups = self._make_groups()
         self._trained = [
             (p, frozenset(g for g, x in self.groups.items() if n in x.flat.parameters))
@@ -166,7 +166,8 @@ class TorchTrainer:
             RuntimeError: no term depends on the phase's parameters.
         """
         self._focus(phase.group)
-        kind, half = self.config.device.partition(":")[0], self.config.autocast != "none"
+        kind, casts = self.config.device.partition(":")[0], getattr(self.model.policy, "casts", None)
+        half = self.config.autocast != "none" and (casts is None or casts())
         with self._sharing(), torch.autocast(kind, torch.bfloat16) if half else nullcontext():
             loss = self.objective.losses(self.model, batch, phase.name, noise)
         roots, scales, counted = [], [], False

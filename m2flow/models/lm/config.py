@@ -66,6 +66,12 @@ class CausalLMConfig:
             tokenizer.chat_template = None
         return HFCodec(tokenizer, [*self._stop_ids(), *(_single(tokenizer, text) for text in self.stop)])
 
+    def context(self) -> int | None:
+        """`max_position_embeddings` of the model; None where its config has none."""
+        known = self.config if self.path is None else json.loads((self.folder() / "config.json").read_text())
+        found = known.get("max_position_embeddings")
+        return None if found is None else int(found)
+
     def load_tokenizer(self) -> Any:
         """The tokenizer of transformers."""
         if isinstance(self.tokenizer, CharacterTokenizer):

@@ -40,11 +40,11 @@ class LoRA:
         )
 
 
-def inject(network: nn.Module, lora: LoRA) -> None:
+def inject(network: Any, lora: LoRA) -> None:
     """Add adapters to `network` in place and freeze the rest. Uses the global random state.
 
     Raises:
-        ValueError: no layer has one of these names.
+        ValueError: no layer has one of these names, or one is the output layer and tied to the embedding.
     """
     from peft import inject_adapter_in_model
 
@@ -52,6 +52,12 @@ def inject(network: nn.Module, lora: LoRA) -> None:
     unknown = sorted(set(lora.targets) - names - {name for name, _ in network.named_modules()})
     if unknown:
         raise ValueError(f"lora.targets: no layer is called {unknown[0]!r}; there are {', '.join(sorted(names))}")
+    head = next((name for name, x in network.named_modules() if x is network.get_output_embeddings()), "")
+    if head.rpartition(".")[2] in lora.targets and network.config.tie_word_embeddings:
+        raise ValueError(
+            f"lora.targets: {head!r} shares its weight with the embedding of this model, and an adapter on it alone "
+            "would make two different weights of one; leave it out"
+        )
     network.requires_grad_(False)
     inject_adapter_in_model(lora.settings(), network, adapter_name=ADAPTER)
 
