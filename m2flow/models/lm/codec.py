@@ -42,7 +42,7 @@ class HFCodec:
         if not messages:
             raise ValueError("messages: there are none; a conversation needs at least one before the model answers")
         key = [(m.get("role"), m.get("content")) for m in messages]
-        if all(len(m) == 2 and isinstance(said, str) for m, (_, said) in zip(messages, key, strict=True)):
+        if all(m.keys() == {"role", "content"} and isinstance(m["content"], str) for m in messages):
             if self._asked is None or self._asked[0] != key:  # attempts at one task ask for the same, one after another
                 self._asked = key, self._opening(messages)
             return list(self._asked[1])

@@ -33,7 +33,8 @@ def install(network: nn.Module) -> None:
 
 def _forward_of(name: str) -> Callable[..., Any] | None:
     kind = next((kind for kind in KINDS if name.startswith(kind)), "")
-    return {"RMSNorm": _norm, "MLP": _gated, "Attention": _attention}.get(name.removeprefix(kind)) if kind else None
+    known: dict[str, Callable[..., Any]] = {"RMSNorm": _norm, "MLP": _gated, "Attention": _attention}
+    return known.get(name.removeprefix(kind)) if kind else None
 
 
 def _suits(x: Tensor, *weights: Tensor) -> bool:
@@ -98,7 +99,8 @@ class _RMSNorm(torch.autograd.Function):
         r = square.div_(x.shape[-1]).add_(eps).rsqrt_()
         n = x * r
         ctx.save_for_backward(n, r, weight)
-        return n * weight
+        out: Tensor = n * weight
+        return out
 
     @staticmethod
     @once_differentiable

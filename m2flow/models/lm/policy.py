@@ -12,10 +12,12 @@ So a text of a tool is context and nothing else, and the record of an action is 
 from __future__ import annotations
 
 import copy
+import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,8 @@ from m2flow.logits import categorical_score
 from m2flow.models.lm import forward, lora
 from m2flow.models.lm.names import Aliases
 from m2flow.types import Array, Field, Observation, Score, Spec
+
+LOG = logging.getLogger(__name__)
 
 
 class CausalLMPolicy(nn.Module):
@@ -90,6 +94,10 @@ class CausalLMPolicy(nn.Module):
         finally:
             self._shared = None
 
+    def casts(self) -> bool:
+        """Whether `autocast` is of use where the weights are; if not, it is passed over, for heads as well."""
+        return self.autocast != torch.bfloat16 or computes_bfloat16(self._like().device.type)
+
     def sizes(self, obs: Observation) -> Tensor:
         """int64 [S]: tokens that each row is computed for, at most (shared prompts count once for every row)."""
         at: Tensor = obs["at"]
@@ -142,7 +150,7 @@ class CausalLMPolicy(nn.Module):
         return categorical_score(logits=logits, action=action, temperature=self.temperature)
 
     def _cast(self) -> AbstractContextManager[Any]:
-        if self.autocast is None:
+        if self.autocast is None or not self.casts():
             return nullcontext()
         return torch.autocast(self._like().device.type, self.autocast)
 
@@ -204,6 +212,17 @@ class _Shared:
         """Keep it in place of the one before."""
         self.key = weakref.ref(obs["tokens"]), weakref.ref(obs["at"]), torch.is_grad_enabled()
         self.found = found
+
+
+@cache
+def computes_bfloat16(kind: str) -> bool:
+    """Whether products in bfloat16 are worth it on this kind of device: on accelerators, and on processors with
+    instructions for them. Elsewhere they are emulated, more than ten times slower than in float32, and the log says
+    once that float32 is used."""
+    if kind != "cpu" or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()):
+        return True
+    LOG.warning("autocast: this processor has no instructions for bfloat16; the language model computes in float32")
+    return False
 
 
 def language_spec(spec: Spec, vocabulary: int) -> Spec:

@@ -15,6 +15,7 @@ from m2flow.backends.torch.heads import HeadNet
 from m2flow.backends.torch.trainer import TorchTrainerConfig
 from m2flow.models.lm.config import CausalLMConfig
 from m2flow.models.lm.lora import LoRA
+from m2flow.models.lm.policy import computes_bfloat16
 from m2flow.types import Batch, Head, Loss, Phase, Term
 from tests.unit.backends.small import Fit, batch, update
 from tests.unit.backends.small import policy as mlp
@@ -118,8 +119,26 @@ def test_a_frozen_base_in_half_precision_trains_in_float32() -> None:
     assert {held[name].dtype for name in trainer.model.policy.constant} == {torch.bfloat16}
 
 
-def test_autocast_computes_in_half_precision_and_keeps_weights() -> None:
+def test_autocast_without_instructions_for_it_computes_in_float32(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Emulated bfloat16 takes minutes a step: scores and updates are those of autocast: none, and the log says so."""
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    computes_bfloat16.cache_clear()
+    try:
+        full, half = (TorchTrainerConfig(autocast=kind).build(policy(), Talk(), 0) for kind in ("none", "bfloat16"))
+        for trainer in (full, half):
+            trainer.model.policy.score(talk().obs)
+            trainer.forward_backward(talk(), Talk.phases[0], Talk().counts(talk()))
+        assert torch.equal(full.groups["all"].flat.grad, half.groups["all"].flat.grad)
+        assert sum("no instructions for bfloat16" in record.message for record in caplog.records) == 1
+    finally:
+        computes_bfloat16.cache_clear()
+
+
+def test_autocast_computes_in_half_precision_and_keeps_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Log-probs in float32, the same inside and outside of an update; near those of full precision, and learning."""
+    monkeypatch.setattr("m2flow.models.lm.policy.computes_bfloat16", lambda _: True)  # emulated if need be
     full = TorchTrainerConfig().build(policy(), Talk(), 0)
     half = TorchTrainerConfig(autocast="bfloat16", learning_rate=1e-2).build(policy(), Talk(), 0)
     want, got = (t.model.policy.score(talk().obs).logprob.detach() for t in (full, half))
