@@ -18,8 +18,8 @@ _told: set[Path] = set()
 COMPARE_UP_TO = 300_000_000  # parameters; of larger models only the bytes that were written are compared
 PROMPT = 16  # tokens of the fixed prompt: ids 0, 1, 2, ...
 # Largest gap of a logit, relative to the largest logit where that is more than 1. Of half precision it is the rounding
-# of a few dozen layers.
-BOUND = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
+# of a few dozen layers; of float64 it is that of norms, which transformers by itself computes in float32.
+BOUND = {torch.float64: 1e-6, torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
 
 
 def save(policy: Any, folder: Path) -> None:
