@@ -128,6 +128,7 @@ def prepare(recipe: Recipe, cluster: Cluster | None = None) -> Prepared:
     if cluster is None:  # a described cluster may be another machine, and hold what only a plan can use
         faults.attempt("trainer", _device, recipe)
         faults.attempt("observe", _recorders, recipe)
+        faults.attempt("generator", _generator, recipe)
         if made is not None and planned is not None:
             faults.attempt("", _runnable, recipe, made[0], planned[0], machine)
     needs: dict[str, int] = {}
@@ -326,6 +327,12 @@ def _device(recipe: Recipe) -> None:
     count = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}.get(kind)
     if count is not None and int(number or 0) >= count:
         raise ValueError(f"device: {device!r}, but torch finds {count} {kind} device(s) here; use cpu, or fix torch")
+
+
+def _generator(recipe: Recipe) -> None:
+    """The package of the engine is there."""
+    if recipe.generator is not None:
+        registry.require("generator", registry.name_of("generator", type(recipe.generator)))
 
 
 def _recorders(recipe: Recipe) -> None:

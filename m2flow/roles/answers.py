@@ -13,7 +13,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -68,18 +68,21 @@ class AnswerRollout:
         self.slots = sorted({lane // config.group for lane in lanes})
         self.cursor = dict.fromkeys(self.slots, 0)  # tasks that each slot has drawn
         self.rejected: Counter[str] = Counter()
+        self.discarded: list[Group] = []  # what gave way to another task in this step
 
     async def work(self, items: Sequence[Tick]) -> AsyncIterator[Trajectory | Report]:
         """One Trajectory and a Report for each tick."""
         for tick in items:
             began = time.perf_counter()
             self.rejected.clear()
+            self.discarded = []
             groups = await asyncio.gather(*(self._group(slot) for slot in self.slots))
             self._enough(groups)
+            sampled = [*groups, *sorted(self.discarded, key=lambda group: group.position)]
             if self.table is not None:
-                self.table.write(f"step_{tick.step:06d}", table_rows(groups))
+                self.table.write(f"step_{tick.step:06d}", table_rows(sampled))
             yield trajectory(groups, self.slots, self.config.group, tick)
-            metrics = measures(groups) | self._rejections()
+            metrics = measures(sampled) | self._rejections()
             yield Report(tick.step, metrics | {"time/rollout_s": Metric(time.perf_counter() - began, "sum")})
 
     async def _group(self, slot: int) -> Group:
@@ -96,8 +99,10 @@ class AnswerRollout:
             if not why:
                 return group
             self.rejected[why] += 1
+            spent = replace(group, kept=False)
             if not left:
-                return group if self.config.when_dry == "keep" else Group(attempts, group.scores, position, kept=False)
+                return group if self.config.when_dry == "keep" else spent
+            self.discarded.append(spent)
         raise AssertionError
 
     def _enough(self, groups: Sequence[Group]) -> None:
@@ -120,10 +125,11 @@ class AnswerRollout:
 
     def state(self) -> Tree:
         """How many tasks each slot has drawn: all that the next step depends on."""
-        return {"cursor": [[slot, count] for slot, count in self.cursor.items()]}
+        return {"cursor": [[slot, count] for slot, count in self.cursor.items()], "tasks": self.source.size}
 
     def restore(self, state: Tree) -> None:
         """Go on with the tasks behind those."""
+        same_tasks(state, self.source)
         saved = {int(slot): int(count) for slot, count in state["cursor"]}
         if set(saved) != set(self.slots):
             raise ValueError(f"checkpoint: groups {sorted(saved)} of the rollout do not fit {self.slots}")
@@ -132,6 +138,14 @@ class AnswerRollout:
     def close(self) -> None:
         """End the reward's workers."""
         self.judge.close()
+
+
+def same_tasks(state: Tree, source: TaskSource) -> None:
+    """Raise ValueError where the tasks are others than when the state was saved: positions would mean other rows."""
+    if state["tasks"] != source.size:
+        raise ValueError(
+            f"checkpoint: there were {state['tasks']} tasks, and now env has {source.size}; use the old data"
+        )
 
 
 def judged(scores: Mapping[str, Array]) -> Array:
@@ -190,7 +204,7 @@ def trajectory(groups: Sequence[Group], slots: Sequence[int], size: int, tick: T
 
 
 def measures(groups: Sequence[Group]) -> dict[str, Metric]:
-    """What a step reports about its answers, those that are not trained on included."""
+    """What a step reports about all that was sampled, also what gave way to another task."""
     attempts = [attempt for group in groups for attempt in group.attempts]
     count = float(len(attempts))
     length = np.array([len(a.at) for a in attempts], np.float64)

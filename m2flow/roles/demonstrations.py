@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from m2flow.protocols import Dialogue, TaskSource, TextCodec
-from m2flow.roles.answers import AXES
+from m2flow.roles.answers import AXES, same_tasks
 from m2flow.roles.rollout import EPISODES_PER_LANE, RolloutConfig
 from m2flow.types import Metric, Report, Task, Tick, Trajectory, Tree, Units
 
@@ -64,9 +64,10 @@ class Demonstrations:
         return ids, at
 
     def _trajectory(self, shown: Sequence[tuple[list[int], list[int]]], positions: Any, tick: Tick) -> Trajectory:
-        """Answers longer than `max_tokens` are cut there."""
-        cut = np.array([len(at) > self.max_tokens for _, at in shown])
-        kept = [(ids[: at[: self.max_tokens][-1] + 1], at[: self.max_tokens]) for ids, at in shown]
+        """Of an answer longer than `max_tokens` the rest is not learnt."""
+        within = [limited(at, self.max_tokens) for _, at in shown]
+        cut = np.array([len(left) < len(at) for left, (_, at) in zip(within, shown, strict=True)])
+        kept = [(ids[: left[-1] + 1], left) for left, (ids, _) in zip(within, shown, strict=True)]
         rows, chunk = len(kept), max(len(at) for _, at in kept)
         tokens = np.zeros((rows, max(len(ids) for ids, _ in kept)), np.int64)
         at = np.zeros((rows, chunk), np.int64)
@@ -91,10 +92,11 @@ class Demonstrations:
 
     def state(self) -> Tree:
         """The place in the data."""
-        return {"drawn": self.drawn}
+        return {"drawn": self.drawn, "tasks": self.source.size}
 
     def restore(self, state: Tree) -> None:
         """Go on behind it."""
+        same_tasks(state, self.source)
         self.drawn = int(state["drawn"])
 
 
@@ -110,3 +112,13 @@ def demonstrated(task: Task, dialogue: Callable[[Task], Dialogue]) -> list[Mappi
             '{"prompt": "2+2=", "completion": "4"}'
         )
     return messages
+
+
+def limited(at: Sequence[int], most: int) -> list[int]:
+    """Positions without those behind the first `most` of each answer, a run of neighbours."""
+    kept, run = [], 0
+    for i, place in enumerate(at):
+        run = run + 1 if i and place == at[i - 1] + 1 else 1
+        if run <= most:
+            kept.append(place)
+    return kept

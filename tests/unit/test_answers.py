@@ -173,7 +173,10 @@ def test_dynamic_sampling_draws_the_next_task_of_the_slot_and_stops_at_the_first
     made, metrics = step(stage)
     assert sorted(set(made.group[0].tolist())) == [4, 5]  # slot 0: 0, 2, 4; slot 1: 1, 3, 5
     assert metrics["rollout/rejected_all_wrong"] == 4
-    assert stage.state() == {"cursor": [[0, 3], [1, 3]]}
+    assert stage.state() == {"cursor": [[0, 3], [1, 3]], "tasks": 8}
+    assert metrics["rollout/episodes"] == 48 and metrics["rollout/success"] == made.reward.sum() / 48
+    with pytest.raises(ValueError, match="there were 8 tasks, and now env has 2"):
+        rollout(say, rows[:2], config={"lanes": 16, "group": 8}).restore(stage.state())
 
 
 def test_law_1_slots_over_replicas_give_the_same_columns_in_lane_order() -> None:

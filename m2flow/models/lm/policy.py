@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,9 @@ from m2flow.models.lm.names import Aliases
 from m2flow.types import Array, Field, Observation, Score, Spec
 
 LOG = logging.getLogger(__name__)
+
+
+AT_ONCE = 16384  # tokens of a forward pass without gradients (a reference, values of a whole step)
 
 
 class CausalLMPolicy(nn.Module):
@@ -61,6 +65,10 @@ class CausalLMPolicy(nn.Module):
 
     def score(self, obs: Observation, record: Mapping[str, Array] | None = None) -> Score:  # noqa: ARG002
         """Log-prob and entropy of the sampled tokens, [S, C]; 0 where there is none. The record is in `obs`."""
+        parts = self._parts(obs)
+        if len(parts) > 1:
+            scores = [self.score(part) for part in parts]
+            return Score(torch.cat([x.logprob for x in scores]), torch.cat([x.entropy for x in scores]))
         at = obs["at"]
         read = self._hidden(obs)
         if read is None:
@@ -71,6 +79,9 @@ class CausalLMPolicy(nn.Module):
 
     def features(self, obs: Observation) -> Tensor:
         """[S, C, F]: the last hidden state, from which each sampled token was predicted; 0 where there is none."""
+        parts = self._parts(obs)
+        if len(parts) > 1:
+            return torch.cat([self.features(part) for part in parts])
         at: Tensor = obs["at"]
         wide = self._like().dtype
         read = self._hidden(obs)
@@ -120,6 +131,19 @@ class CausalLMPolicy(nn.Module):
         save(self, folder)
 
     # ---- pieces
+
+    def _parts(self, obs: Observation) -> list[Observation]:
+        """All rows with gradients, whose micro-batches the trainer cuts; else runs of at most `AT_ONCE` tokens."""
+        if torch.is_grad_enabled():
+            return [obs]
+        cuts, held = [0], 0
+        for row, size in enumerate(self.sizes(obs).tolist()):
+            if row > cuts[-1] and held + size > AT_ONCE:
+                cuts.append(row)
+                held = 0
+            held += size
+        cuts.append(len(obs["at"]))
+        return [{name: x[start:stop] for name, x in obs.items()} for start, stop in pairwise(cuts)]
 
     def _hidden(self, obs: Observation) -> forward.Read | None:
         shared = self._shared

@@ -223,3 +223,14 @@ def test_config_says_what_is_wrong(keys: dict[str, Any], message: str) -> None:
     for wrong, said in (({"rank": 0}, "rank"), ({"alpha": 0.0}, "alpha")):
         with pytest.raises(ValueError, match=f"{said}: must be"):
             LoRA(**wrong)
+
+
+def test_without_gradients_many_rows_are_computed_in_parts_and_give_the_same(monkeypatch) -> None:
+    made, obs = policy().double(), conversations()
+    with torch.no_grad():
+        whole, wide = made.score(obs), made.features(obs)
+        monkeypatch.setattr("m2flow.models.lm.policy.AT_ONCE", 12)
+        parts, apart = made.score(obs), made.features(obs)
+    torch.testing.assert_close(parts.logprob, whole.logprob, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(parts.entropy, whole.entropy, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(apart, wide, rtol=1e-9, atol=1e-9)
