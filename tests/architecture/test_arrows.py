@@ -44,7 +44,9 @@ ALLOWED: dict[str, set[str]] = {
     "prepare": BASE | {"registry", "spec", "pieces", "build", "memory", "config", "flow", "runtime"},
     "pieces": BASE | {"config"},
     "build_text": BASE | {"pieces", "registry", "config", "runtime", "roles", "tasks", "observe"},
-    "build": BASE | {"pieces", "build_text"} | {"spec", "config", "flow", "runtime", "roles", "comm", "backends", "observe"},
+    "build": BASE
+    | {"pieces", "build_text"}
+    | {"spec", "config", "flow", "runtime", "roles", "comm", "backends", "observe"},
     "session": BASE
     | {"registry", "spec", "build", "memory", "config", "flow", "runtime", "roles", "comm", "backends", "observe"},
     "api": BASE
@@ -54,7 +56,10 @@ ALLOWED: dict[str, set[str]] = {
 }
 # Third-party package -> where alone it may be imported (a part of m2flow, or one module). One foreign world, one place.
 HOMES: dict[str, tuple[str, ...]] = {
-    "torch": ("activations", "logits", "algorithms", "backends", "models", "roles", "comm", "build", "memory", "pieces", "prepare", "spec"),
+    "torch": (
+        "activations", "logits", "algorithms", "backends", "models", "roles", "comm", "build", "memory", "pieces",
+        "prepare", "spec",
+    ),
     "ray": ("runtime.ray",),
     "envpool": ("envs.envpool",),
     "gymnasium": ("envs",),

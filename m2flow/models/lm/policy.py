@@ -17,8 +17,8 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import pairwise
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
