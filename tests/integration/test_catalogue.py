@@ -59,8 +59,6 @@ def test_every_line_of_the_catalogue_is_written_by_some_run(tmp_path: Path) -> N
     for name, changes in RUNS.items():
         changed = {key: x for key, x in changes.items() if key != "name"} | {"steps": 3}
         for row in small.train(tmp_path, name, **changed).metrics():
-            tmp_path, name, **{key: x for key, x in changes.items() if key != "name"} | {"steps": 3}
-        ).metrics():
             found = {metric: METRICS.find(metric) for metric in row if "/" in metric}
             assert None not in found.values(), found
             written |= {info.name for info in found.values() if info is not None}
