@@ -130,8 +130,9 @@ def init_text(start: str | Sequence[str] | None, path: str, *overrides: str) -> 
             f"--from: given {len(given)} times ({', '.join(given)}), and a recipe begins with one; use one"
         )
     begin = given[0] if given else _DEFAULT
-    recipe = load(_start(begin), *overrides)
+    _parts(begin)
     try:
+        recipe = load(_start(begin), *overrides)
         prepare(recipe)
     except ValueError as error:
         raise ValueError(f"--from {begin}: these parts do not go together, or not as they are: {error}") from error
@@ -143,6 +144,8 @@ def _start(start: str) -> dict[str, Any]:
     parts = {kind: {"name": name, **_examples(kind, name)} for kind, name in _parts(start).items()}
     objective = registry.resolve("objective", parts["objective"]["name"])
     recipe: dict[str, Any] = {**parts, "evaluation": {}}
+    if hasattr(registry.resolve("env", parts["env"]["name"]), "tasks"):
+        return recipe | _text(parts, objective)
     if "propose" in objective.requires:
         recipe |= {"flow": "offpolicy", "replay": {}}
         if "dist" in _names("policy", parts):
@@ -156,6 +159,19 @@ def _start(start: str) -> dict[str, Any]:
             "length": load({**recipe, "objective": "ppo"}).env.time_limit() or 128,
         }
     return recipe
+
+
+def _text(parts: Mapping[str, dict[str, Any]], objective: Any) -> dict[str, Any]:
+    """What tasks of a language model need: a reward, one conversation per decision, ratios per token."""
+    judge = getattr(registry.resolve("env", parts["env"]["name"]), "judge", {"name": "math"})
+    rollout: dict[str, Any] = {"lanes": 64, "length": 1}
+    if getattr(objective, "imitates", False):
+        return {"flow": "supervised", "reward": judge, "rollout": rollout, "learner": {"epochs": 1}}
+    if "level" in _names("objective", parts):
+        parts["objective"]["level"] = "action"
+    if isinstance(objective, NeedsGroups):
+        rollout["group"] = 8
+    return {"reward": judge, "rollout": rollout, "learner": {"epochs": 1, "microbatch_tokens": 4096}}
 
 
 def _names(kind: str, parts: Mapping[str, Any]) -> set[str]:

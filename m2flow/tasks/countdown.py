@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from m2flow.protocols import TaskSource
 from m2flow.seeds import derive
@@ -31,6 +31,8 @@ class CountdownConfig(TextTasks):
     the way are whole numbers from 1 on. The sets of numbers that are held out never occur in training, with any target.
     The reward is `m2flow.tasks.countdown:verify`.
     """
+
+    judge: ClassVar[Mapping[str, str]] = {"name": "function", "function": "m2flow.tasks.countdown:verify"}
 
     max_tokens: int = 32  # sampled tokens of one answer
     count: int = 3  # numbers of a task

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 from m2flow import seeds
 from m2flow.protocols import TaskSource
@@ -25,6 +25,8 @@ class ReasoningGymConfig(TextTasks):
     The questions that are held out never occur in training: where one is drawn there, the next that is not is taken.
     The reward is `m2flow.tasks.gym:score`.
     """
+
+    judge: ClassVar[Mapping[str, str]] = {"name": "function", "function": "m2flow.tasks.gym:score"}
 
     dataset: str = field(metadata={"example": "chain_sum"})  # its name in reasoning-gym
     options: Mapping[str, Any] = field(default_factory=dict)  # keys of its own config, for instance {min_terms: 2}

@@ -16,13 +16,17 @@ from m2flow.comm.replay import ReplayChannel, ReplayConfig
 from m2flow.envs.toy import PointReachConfig
 from m2flow.models.mlp import MLPConfig
 from m2flow.rewards.function import FunctionRewardConfig
+from m2flow.roles.answers import AnswerRollout
+from m2flow.roles.demonstrations import Demonstrations
 from m2flow.roles.evaluation import EvaluationConfig, Evaluator
 from m2flow.roles.learner import Learner, LearnerConfig
 from m2flow.roles.policy import PolicyService
 from m2flow.roles.rollout import Acting, Rollout, RolloutConfig
 from m2flow.runtime.worker import LocalHandle
 from m2flow.spec import join
+from m2flow.tasks.dialogue import SingleAnswer
 from m2flow.types import Tick, Trajectory
+from tests.unit import scripted
 
 ENV = PointReachConfig(horizon=5, radius=0.6, autoreset="next", dtype="float64")
 LENGTH = 8
@@ -56,6 +60,37 @@ def rollout(reward: Any = None) -> Rollout:
 def scored_rollout() -> Rollout:
     """Its episodes are scored as a whole."""
     return rollout(FunctionRewardConfig(function="m2flow.rewards.episode:quick_success", components=SCORE).build())
+
+
+def answers() -> AnswerRollout:
+    """Two groups of two answers; the engine says what the seed of a request says."""
+    talk, _ = scripted.talker(
+        lambda prompt, seed: "ab" if seed % 3 else prompt,
+        lambda task: SingleAnswer(({"role": "user", "content": task.payload["prompt"]},)),
+    )
+    return AnswerRollout(
+        talker=talk,
+        source=scripted.Rows([{"prompt": str(i), "answer": "ab"} for i in range(7)]),
+        index=lambda position: position % 7,
+        judge=scripted.judge(),
+        config=RolloutConfig(lanes=4, length=1, group=2, resample=1),
+        lanes=range(4),
+        seed=0,
+    )
+
+
+def demonstrations() -> Demonstrations:
+    """Three conversations a step."""
+    rows = scripted.Rows([{"prompt": str(i), "completion": "a" * (i % 3 + 1)} for i in range(7)])
+    return Demonstrations(
+        codec=scripted.codec(),
+        dialogue=lambda task: SingleAnswer(({"role": "user", "content": task.payload["prompt"]},)),
+        source=rows,
+        index=lambda position: position % 7,
+        config=RolloutConfig(lanes=3, length=1),
+        lanes=range(3),
+        max_tokens=2,
+    )
 
 
 def trainer(objective: Any = OBJECTIVE) -> TorchTrainer:

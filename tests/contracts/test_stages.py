@@ -22,6 +22,8 @@ def drawn(n: int) -> list[Batch]:
 CASES = [
     Case("rollout", stages.rollout, lambda n: [Tick(n, 0)], (Trajectory,), source=True),
     Case("rollout_with_reward", stages.scored_rollout, lambda n: [Tick(n, 0)], (Trajectory,), source=True),
+    Case("answers", stages.answers, lambda n: [Tick(n, 0)], (Trajectory,), source=True),
+    Case("demonstrations", stages.demonstrations, lambda n: [Tick(n, 0)], (Trajectory,), source=True),
     Case("learner", stages.learner, lambda n: stages.trajectories()[n], sends=True),
     Case("learner_replay", stages.off_policy_learner, drawn, inserted=lambda n: stages.trajectories()[n], sends=True),
     Case("evaluator", stages.evaluator, lambda n: [Tick(n, n, "evaluate")], source=True),

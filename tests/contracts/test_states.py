@@ -61,6 +61,8 @@ def watch(alarms: Any, n: int) -> Any:
 CASES = [
     Case("rollout", stages.rollout, roll),
     Case("rollout_with_reward", stages.scored_rollout, roll),
+    Case("answers", stages.answers, roll),
+    Case("demonstrations", stages.demonstrations, roll),
     Case("learner", stages.learner, learn, resident=True),
     Case("off_policy_learner", stages.off_policy_learner, learn_drawn, resident=True),
     Case("trainer", stages.trainer, train, resident=True),

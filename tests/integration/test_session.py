@@ -30,7 +30,7 @@ from m2flow.observe.rundata import load_run
 from m2flow.runtime.failures import RunFailed
 from m2flow.session import entries_per_unit, terminable
 from m2flow.types import Field, Spec
-from tests.integration import small
+from tests.integration import small, small_text
 from tests.integration.test_laws import assert_same
 
 REACH = {
@@ -361,6 +361,8 @@ def test_every_alarm_watches_something_that_a_run_writes(tmp_path: Path) -> None
     for number, settings in enumerate(({}, grpo, SAC)):
         run = small.train(tmp_path, f"run-{number}", steps=2, evaluation={"seeds": 2}, **settings)
         written |= {name for row in run.metrics() for name in row}
+    text = small_text.train(tmp_path, "text", steps=1, reward={"name": "math"})
+    written |= {name for row in text.metrics() for name in row}
     rules = alarms.AlarmConfig().build(floor=0.0).rules
     deaf = {p for rule in rules for p in rule.patterns if not any(fnmatch.fnmatchcase(name, p) for name in written)}
     assert not deaf, f"nobody writes what these alarms read: {sorted(deaf)}"

@@ -251,8 +251,10 @@ def test_a_range_error_that_a_stand_in_default_may_have_caused_is_not_told() -> 
 def test_what_is_missing_is_named() -> None:
     lines = refused({"env": {"name": f"{__name__}:ArmConfig"}, "policy": {}, "steps": 0})
     assert any(line.startswith("env.task: is required (text)") for line in lines)
-    assert any(line.startswith("policy.name: is required: which policy? (known: flow, mlp)") for line in lines)
-    assert any(line.startswith("objective: is required (one of grpo, ppo, sac, with its keys)") for line in lines)
+    assert any(
+        line.startswith("policy.name: is required: which policy? (known: causal_lm, flow, mlp)") for line in lines
+    )
+    assert any(line.startswith("objective: is required (one of grpo, ppo, sac, sft, with its keys)") for line in lines)
     assert any(line == "steps: must be at least 1, got 0" for line in lines)
 
 

@@ -84,7 +84,7 @@ def test_an_installed_package_adds_an_env_by_entry_point(tmp_path: Path) -> None
         """,
     )
     assert result.returncode == 0, result.stderr
-    assert "unknown env 'acme_arn'; did you mean 'acme_arm'? (known: acme_arm, bandit," in result.stdout
+    assert "unknown env 'acme_arn'; did you mean 'acme_arm'? (known: acme_arm, arithmetic, bandit," in result.stdout
 
 
 def test_a_recipe_may_use_the_part_of_an_installed_package(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_direct_address_needs_no_registration() -> None:
     ("kind", "name", "message"),
     [
         ("env", "gymnasum", "did you mean 'gymnasium'?"),
-        ("policy", "xyz", "(known: flow, mlp; or give 'package.module:Class')"),
+        ("policy", "xyz", "(known: causal_lm, flow, mlp; or give 'package.module:Class')"),
         ("objective", "m2flow.algorithms.onpolicy:PPO2", "has no 'PPO2'; did you mean 'PPO'?"),
         ("env", "no_such_package.arms:Arm", "no module named 'no_such_package'; check the address"),
         ("env", "m2flow.no_such_module:Arm", "no module named 'm2flow.no_such_module'; check the address"),

@@ -10,7 +10,13 @@ from m2flow import api, registry, scaffold
 from m2flow.config.layers import parse_yaml
 
 COMBINATIONS = list(itertools.product(*(registry.BUILTIN[kind] for kind in ("env", "policy", "objective"))))
+TASKS = ("arithmetic", "countdown", "reasoning_gym", "rows")
 UNFIT = {
+    **{(env, policy): "is no language model" for env in TASKS for policy in ("mlp", "flow")},
+    **{(env, "causal_lm"): "is a language model, and env" for env in registry.BUILTIN["env"] if env not in TASKS},
+    **{(env, "sft"): "flow: SFT learns demonstrations" for env in registry.BUILTIN["env"] if env not in TASKS},
+    **{(env, "sac"): "SAC learns from a replay buffer" for env in TASKS},
+    ("rows", "causal_lm"): "files",  # those of the example are not here
     ("flow", "sac"): "SAC needs a policy that can propose, and FlowPolicy cannot",
     ("bandit", "flow"): "a flow policy emits vectors of numbers",
     ("bandit", "sac"): "policy.dist: squashed cannot emit one of 4 categories",

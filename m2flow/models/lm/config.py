@@ -18,13 +18,27 @@ if TYPE_CHECKING:
     from m2flow.models.lm.policy import CausalLMPolicy
 
 
+SMALL = {  # a model to begin with, of 800,000 weights
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 512,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 1024,
+}
+PRINTABLE = "".join(map(chr, range(32, 127))) + "\n"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CausalLMConfig:
     """A causal language model of transformers: `path`, or `config` with a `tokenizer`. Nothing is ever downloaded."""
 
     path: str | None = None  # folder that from_pretrained opens: weights, and the tokenizer where `tokenizer` is null
-    config: Mapping[str, Any] = field(default_factory=dict)  # or random weights: model_type and keys of its HF config
-    tokenizer: CharacterTokenizer | str | None = None  # folder of one, or {characters: ...}; null: that of `path`
+    # or random weights: model_type and keys of its HF config
+    config: Mapping[str, Any] = field(default_factory=dict, metadata={"example": SMALL})
+    # folder of one, or {characters: ...}; null: that of `path`
+    tokenizer: CharacterTokenizer | str | None = field(default=None, metadata={"example": {"characters": PRINTABLE}})
     chat: bool = True  # by the chat template, if there is one; false: messages as plain text, one after another
     stop: tuple[str, ...] = ()  # texts of one token each that end an answer too, for instance a line break
     lora: LoRA | None = None  # train adapters and freeze the rest; null: train everything
