@@ -33,8 +33,8 @@ from typing import Literal, TypeAlias
 from m2flow.observe.jsonl import Appender, keep_until
 
 Action: TypeAlias = Literal["off", "warn", "stop"]
-# Bounds of the largest and the mean log-prob gap in nats, in float32 and in less. bfloat16 against float32 on a model of
-# 135M: mean 0.035, largest 0.45; a stale output layer: mean 0.25.
+# Bounds in nats of the largest and the mean log-prob gap, in float32 and in less. bfloat16 against float32 on 135M
+# weights: mean 0.035, largest 0.45; a stale output layer: mean 0.25.
 FINE, COARSE = (1e-2, 1e-3), (3.0, 0.1)
 ACTIONS: tuple[Action, ...] = ("off", "warn", "stop")
 NO_LATER_CHECKPOINT = (
