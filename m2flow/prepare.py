@@ -73,7 +73,10 @@ class _Faults:
             if not section:
                 raise  # a fault of ours
             self.errors.append(error)
-            self.texts.append(f"{section or 'recipe'}: {type(error).__name__}: {error}")
+            told = f"{section}: {type(error).__name__}: {error}"
+            if isinstance(error, ModuleNotFoundError):
+                told = str(registry.missing(section, "m2flow:parts", error))
+            self.texts.append(told)
         return None
 
     def end(self) -> None:
