@@ -6,16 +6,9 @@ from typing import Any
 
 import m2flow
 from m2flow.api import Run
+from tests.architecture.lm_files import TINY
 
-NETWORK = {
-    "model_type": "qwen2",
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-}
+NETWORK = TINY | {"max_position_embeddings": 128}
 CHARACTERS = "0123456789+-*/=()., abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ?{}_<>:\"'\n"
 
 

@@ -28,7 +28,7 @@ def test_a27_arguments_as_a_json_string_become_a_dict() -> None:
     assert parse(said("a", '{"x": {"y": "z"}}')).calls == (Call("a", {"x": {"y": "z"}}),)
 
 
-EVIL = '__import__("os").system("touch /tmp/m2flow_a27")'
+EVIL = '__import__("os").system("touch m2flow_a27")'
 
 
 def test_a27_code_in_an_array_parameter_stays_text_and_a_list_becomes_one() -> None:
