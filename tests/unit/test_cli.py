@@ -363,6 +363,21 @@ def test_doctor_finds_no_bad_pair_among_good_versions(monkeypatch: pytest.Monkey
     assert not list(doctor._pairs())
 
 
+@pytest.mark.parametrize(
+    ("versions", "level"),
+    [
+        ({"jinja2": "3.1.6"}, "note"),  # torch brings jinja2: nobody asked for language models
+        ({"transformers": "5.24.0", "jinja2": "3.1.6"}, "problem"),
+        (dict.fromkeys(doctor.EXTRAS["lm"], "1.0"), "ok"),
+    ],
+)
+def test_doctor_calls_an_extra_incomplete_only_where_its_own_package_is_there(
+    monkeypatch: pytest.MonkeyPatch, versions: dict[str, str], level: str
+) -> None:
+    monkeypatch.setattr(doctor, "installed", lambda: versions)
+    assert [finding.level for finding in doctor._extras() if finding.text.startswith("lm:")] == [level]
+
+
 def test_doctor_reports_a_broken_installation_instead_of_dying(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "m2flow.runtime.cluster", None)
     monkeypatch.setattr(doctor, "_torch", lambda: ())
