@@ -243,9 +243,13 @@ class VLLMGenerator:
             return ended
         if self.asleep:
             raise RuntimeError("step: the engine is asleep; its device must be lent to it first (onload)")
+        return ended + self._advance()
+
+    def _advance(self) -> list[Answer]:
+        """One step of the engine; the answers that it ended."""
         with torch.random.fork_rng(devices=[]):  # see `engine.undisturbed`
             outputs = self.engine.step()
-        return ended + [answer for output in outputs for answer in self._take(output)]
+        return [answer for output in outputs for answer in self._take(output)]
 
     def _take(self, output: Any) -> Iterator[Answer]:
         """Note what a request has got; its answer, where that was the last of it."""
@@ -337,7 +341,7 @@ class VLLMGenerator:
             self._start(_Flight(Request(-1 - row, prompt, count, frozenset(), row, at_temperature)))
         answers: list[Answer] = []
         while self._flights:
-            answers += self.step()
+            answers += self._advance()  # not `step`: what it hands out besides is of other requests, whose answers wait
         answers.sort(key=lambda answer: -answer.id)
         tokens = np.concatenate([prompts, np.stack([answer.tokens for answer in answers])], axis=1)
         at = np.tile(np.arange(PROBE_PROMPT, PROBE_PROMPT + count), (PROBES, 1))

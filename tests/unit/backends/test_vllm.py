@@ -1,19 +1,26 @@
-"""What of the vLLM adapter needs no vLLM: its settings, and the adapters that it writes. The rest is in tests/vllm."""
+"""What of the vLLM adapter needs no vLLM: its settings, the adapters that it writes, and how it books requests.
+
+The rest is in tests/vllm.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from m2flow.backends.vllm import VLLMGeneratorConfig, adapter
+from m2flow.backends.vllm import VLLMGenerator, VLLMGeneratorConfig, adapter
 from m2flow.models.lm.config import CausalLMConfig
 from m2flow.models.lm.lora import LoRA
 from m2flow.models.lm.policy import CausalLMPolicy
 from m2flow.models.lm.tokenizer import CharacterTokenizer
-from m2flow.types import Field, Spec
+from m2flow.types import Answer, Field, Request, Spec, Weights
 
 
 def policy(lora: LoRA | None) -> CausalLMPolicy:
@@ -73,3 +80,71 @@ def test_adapters_are_asked_for_only_where_vllm_can_serve_them() -> None:
         adapter.buffer_rank(None)
     with pytest.raises(ValueError, match="lora: vLLM serves adapters up to rank 512, this one has 600"):
         adapter.buffer_rank(LoRA(rank=600))
+
+
+class Parrot:
+    """An engine with the methods of vLLM's that the adapter calls: each request gets token 5 at every step."""
+
+    def __init__(self) -> None:
+        model = SimpleNamespace(get_vocab_size=lambda: 24, max_model_len=64)
+        self.vllm_config = SimpleNamespace(model_config=model)
+        self.left: dict[str, int] = {}
+
+    def add_request(self, name: str, prompt: Any, params: Any, lora_request: Any) -> None:
+        self.left[name] = params.max_tokens
+
+    def abort_request(self, names: list[str]) -> None:
+        for name in names:
+            del self.left[name]
+
+    def collective_rpc(self, method: str, kwargs: Any) -> None:
+        pass
+
+    def reset_prefix_cache(self) -> bool:
+        return True
+
+    def step(self) -> list[Any]:
+        said = []
+        for name in list(self.left):
+            self.left[name] -= 1
+            ended = not self.left[name]
+            part = SimpleNamespace(
+                token_ids=[5], logprobs=[{5: SimpleNamespace(logprob=-3.0)}], finish_reason="length" if ended else None
+            )
+            said.append(SimpleNamespace(request_id=name, outputs=[part], finished=ended))
+            if ended:
+                del self.left[name]
+        return said
+
+
+@pytest.fixture
+def parrot(monkeypatch: pytest.MonkeyPatch) -> Iterator[VLLMGenerator]:
+    package, parts = ModuleType("vllm"), ModuleType("vllm.sampling_params")
+    package.SamplingParams, parts.RequestOutputKind = SimpleNamespace, SimpleNamespace(DELTA="delta")
+    monkeypatch.setitem(sys.modules, "vllm", package)
+    monkeypatch.setitem(sys.modules, "vllm.sampling_params", parts)
+    made = VLLMGenerator(Parrot(), policy(None), VLLMGeneratorConfig(check_tokens=4, check_bound=100.0))
+    yield made
+    made.close()
+
+
+def test_new_weights_are_checked_with_answers_of_the_check_alone(parrot: VLLMGenerator) -> None:
+    """An answer that had ended before it was submitted waits for the next step, whatever is asked of the engine
+    meanwhile; what goes on does so behind its own tokens."""
+    own = np.full(4, 7)
+    begun = Answer(1, own, np.full(4, -1.0), np.zeros(4, np.int64), "abort")
+    alone = parrot.difference
+    parrot.submit(
+        [
+            Request(1, np.array([3, 4]), 4, frozenset(), begun=begun),
+            Request(2, np.array([3, 4]), 3, frozenset()),
+        ]
+    )
+    parrot.load(Weights(1, {f"policy.{name}": x for name, x in parrot.policy.state_dict().items()}))
+    assert parrot.difference == alone, "the same weights and probes, with other requests in flight"
+    (first,) = parrot.step()
+    assert (first.id, first.finish, first.tokens.tolist()) == (1, "length", own.tolist())
+    assert parrot.step() == []
+    (second,) = parrot.step()
+    assert (second.id, second.tokens.tolist(), second.version.tolist()) == (2, [5, 5, 5], [1, 1, 1])
+    assert parrot.step() == []
