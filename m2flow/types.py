@@ -52,17 +52,15 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Something for a language model to attempt: `attempts` tries of it make a group. Robots start from seeds instead.
+    """Something for a language model to attempt. Robots start from seeds instead.
 
     `payload` holds the row of a data set: `prompt` (text) or `messages` (a chat), usually `answer` (what is right), and
     whatever else its reward reads. `id` is the row's position in its source.
-    Example: `Task(id=7, payload={"prompt": "2+2=", "answer": "4"}, attempts=8)`.
+    Example: `Task(id=7, payload={"prompt": "2+2=", "answer": "4"})`.
     """
 
     id: int
     payload: Mapping[str, Any] = field(default_factory=dict)
-    attempts: int = 1
-    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
