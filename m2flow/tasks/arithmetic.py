@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isqrt
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from m2flow import seeds
 from m2flow.protocols import TaskSource
 from m2flow.tasks.base import Side, Source, Split, TextTasks, fill, split
+from m2flow.tasks.order import Permutation, multiset, multisets
 from m2flow.tools.calculator import calculate, show
 
+T = TypeVar("T")
 Operation = Literal["add", "subtract", "multiply"]
 SIGNS: Mapping[str, str] = {"add": "+", "subtract": "-", "multiply": "*"}
 
@@ -22,8 +24,9 @@ SIGNS: Mapping[str, str] = {"add": "+", "subtract": "-", "multiply": "*"}
 class ArithmeticConfig(TextTasks):
     """Problems like "12 + 34". Fields of a task: question ("12 + 34"), prompt, answer and completion ("46"), numbers.
 
-    All of them are numbered, and a fixed pseudo-random part is held out (`Split`). With two terms, 12 + 34 and 34 + 12
-    count as one problem, so that neither is trained on where the other is held out; one of the two is asked.
+    All of them are numbered, and a fixed pseudo-random part is held out (`Split`). 12 + 34 and 34 + 12 count as one
+    problem, so that neither is trained on where the other is held out; one of the two is asked. With three or more
+    terms this holds for every order of the same numbers and the same signs, whatever the signs.
     """
 
     max_tokens: int = 16  # sampled tokens of one answer
@@ -62,7 +65,7 @@ class ArithmeticConfig(TextTasks):
     def _split(self) -> Split:
         _, many = self._range()
         if self.terms > 2:
-            total = many**self.terms * len(self.operations) ** (self.terms - 1)
+            total = multisets(many, self.terms) * multisets(len(self.operations), self.terms - 1)
         else:
             total = sum(_pairs(many, self._ordered(name)) for name in self.operations)
         return split(total, self.held_out, "problems")
@@ -82,14 +85,11 @@ class ArithmeticConfig(TextTasks):
         return {**row, "prompt": prompt, "answer": answer, "completion": answer}
 
     def _chain(self, number: int, many: int) -> tuple[list[int], list[str]]:
-        places, signs = list[int](), list[str]()
-        for _ in range(self.terms):
-            number, place = divmod(number, many)
-            places.append(place)
-        for _ in range(self.terms - 1):
-            number, sign = divmod(number, len(self.operations))
-            signs.append(SIGNS[self.operations[sign]])
-        return places, signs
+        """A set of numbers and one of signs, each in an order that is always the same for the problem."""
+        rank, sign_rank = number % multisets(many, self.terms), number // multisets(many, self.terms)
+        places = multiset(rank, self.terms)
+        signs = [SIGNS[self.operations[k]] for k in multiset(sign_rank, self.terms - 1)]
+        return _arranged(places, "numbers", number), _arranged(signs, "signs", number)
 
     def _pair(self, number: int, many: int) -> tuple[list[int], list[str]]:
         rest = number
@@ -109,6 +109,12 @@ class ArithmeticConfig(TextTasks):
 
 def _pairs(many: int, ordered: bool) -> int:
     return many * many if ordered else many * (many + 1) // 2
+
+
+def _arranged(items: list[T], what: str, number: int) -> list[T]:
+    """The items in a pseudo-random order, a function of the number of the problem."""
+    order = Permutation(len(items), "arithmetic", what, number)
+    return [items[order.at(place)] for place in range(len(items))]
 
 
 def _coin(number: int) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from typing import Any, ClassVar, Literal
 from m2flow.protocols import TaskSource
 from m2flow.seeds import derive
 from m2flow.tasks.base import Side, Source, Split, TextTasks, fill, split
+from m2flow.tasks.order import multiset, multisets
 from m2flow.tools.calculator import CalculationError, Node, parse, value
 from m2flow.types import Sample
 
@@ -69,15 +69,14 @@ class CountdownConfig(TextTasks):
         return Source(None, lambda i: self._train(sets, derive(seed, "countdown"), i))
 
     def _split(self) -> Split:
-        many = self.high - self.low + 1
-        return split(math.comb(many + self.count - 1, self.count), self.held_out, "sets of numbers")
+        return split(multisets(self.high - self.low + 1, self.count), self.held_out, "sets of numbers")
 
     def _train(self, sets: Split, seed: int, index: int) -> Mapping[str, Any]:
         epoch, place = divmod(index, sets.size("train"))  # so that all sets occur equally often
         return self._payload(sets.at("train", derive(seed, epoch), place), Random(f"{seed} {index}"))
 
     def _payload(self, rank: int, random: Random) -> Mapping[str, Any]:
-        numbers = [self.low + place for place in _multiset(rank, self.count)]
+        numbers = [self.low + place for place in multiset(rank, self.count)]
         random.shuffle(numbers)
         target, solution = self._solvable(numbers, random)
         row = {"numbers": numbers, "target": target, "question": f"{' '.join(map(str, numbers))} = {target}"}
@@ -154,19 +153,3 @@ def _join(left: tuple[int, str, int], right: tuple[int, str, int], sign: str) ->
         b_text = f"({b_text})"
     result = {"+": a + b, "-": a - b, "*": a * b, "/": a // b}[sign]
     return result, f"{a_text}{sign}{b_text}", strength
-
-
-def _multiset(rank: int, count: int) -> list[int]:
-    """The rank-th set of `count` numbers from 0 on, repetition allowed, smallest first.
-
-    Sets without repetition are ranked by the combinatorial number system (rank = sum of C(c_i, i), Knuth, The Art of
-    Computer Programming 4A, 7.2.1.3); taking i - 1 from the i-th member allows repetition.
-    """
-    members = []
-    for place in range(count, 0, -1):
-        member = place - 1
-        while math.comb(member + 1, place) <= rank:
-            member += 1
-        rank -= math.comb(member, place)
-        members.append(member - (place - 1))
-    return members[::-1]

@@ -53,6 +53,31 @@ class Permutation:
         return int.from_bytes(hashlib.blake2b(data, digest_size=64, key=self._key).digest(), "little")
 
 
+def multiset(rank: int, count: int) -> list[int]:
+    """The rank-th set of `count` numbers from 0 on, repetition allowed, smallest first.
+
+    Sets without repetition are ranked by the combinatorial number system (rank = sum of C(c_i, i), Knuth, The Art of
+    Computer Programming 4A, 7.2.1.3); taking i - 1 from the i-th member allows repetition. Those of the first n numbers
+    come before all others, so that there are C(n + count - 1, count) of them.
+    """
+    members = []
+    for place in range(count, 0, -1):
+        low, high = place - 1, place
+        while math.comb(high, place) <= rank:
+            low, high = high, 2 * high
+        while high - low > 1:  # comb(low) <= rank < comb(high)
+            middle = (low + high) // 2
+            low, high = (middle, high) if math.comb(middle, place) <= rank else (low, middle)
+        rank -= math.comb(low, place)
+        members.append(low - (place - 1))
+    return members[::-1]
+
+
+def multisets(numbers: int, count: int) -> int:
+    """How many sets of `count` of so many numbers there are, repetition allowed."""
+    return math.comb(numbers + count - 1, count)
+
+
 @dataclass(frozen=True, slots=True)
 class Order:
     """The order in which a run goes through `size` tasks; None: a source without end, taken as it comes.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from hashlib import sha256
 from itertools import combinations_with_replacement
 
 import pytest
@@ -11,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from m2flow.tasks.arithmetic import ArithmeticConfig
-from m2flow.tasks.countdown import CountdownConfig, _multiset, verify
+from m2flow.tasks.countdown import CountdownConfig, verify
+from m2flow.tasks.order import multiset, multisets
 from m2flow.types import Sample, Task
 
 NAMES = ("add", "subtract", "multiply")
@@ -70,13 +72,33 @@ def test_sides_never_meet_whatever_the_seeds(
                 len(str(x)) == digits or ((smaller or digits == 1) and len(str(x)) <= digits) for x in row["numbers"]
             )
             assert row["answer"] == str(eval(row["question"]))
-        return (
-            {tuple(sorted(row["question"].split())) for row in rows if "-" not in row["question"]}
-            if terms == 2
-            else {tuple(row["question"].split()) for row in rows}
-        )
+        return {tuple(sorted(row["question"].split())) for row in rows if terms > 2 or "-" not in row["question"]}
 
     assert not problems(train) & problems(held)
+
+
+@pytest.mark.parametrize(("terms", "operations"), [(3, ("add",)), (3, ("add", "multiply")), (4, ("subtract",))])
+def test_no_order_of_a_problem_that_is_trained_on_is_held_out(terms: int, operations: tuple[str, ...]) -> None:
+    """Every set of numbers and signs there is, counted independently, is asked once, on one side."""
+    config = ArithmeticConfig(digits=1, terms=terms, operations=operations, negative=True)
+    asked = [task.payload["question"].split() for side in ("train", "held_out") for task in all_of(config, side)]
+    sets = [tuple(sorted(question)) for question in asked]
+    signs = ["+-*"[("add", "subtract", "multiply").index(name)] for name in operations]
+    every = [
+        tuple(sorted([*map(str, numbers), *between]))
+        for numbers in combinations_with_replacement(range(10), terms)
+        for between in combinations_with_replacement(signs, terms - 1)
+    ]
+    assert sorted(sets) == sorted(every)
+    firsts = [question[0] > min(question[::2]) for question in asked]
+    assert sum(firsts) / len(firsts) > 0.4, "the numbers come in no order"
+    assert asked == [t.payload["question"].split() for side in ("train", "held_out") for t in all_of(config, side)]
+
+
+def test_the_two_digit_sums_that_stored_results_were_measured_on_stay_held_out() -> None:
+    held = ArithmeticConfig(digits=2, operations=("add",)).tasks("held_out", 0)
+    questions = "\n".join(held.task(i).payload["question"] for i in range(200))
+    assert sha256(questions.encode()).hexdigest()[:24] == "a97b774d2789db4439be1a87"
 
 
 def test_two_digit_sums_split_and_order() -> None:
@@ -124,7 +146,14 @@ def test_wrong_keys_of_arithmetic_are_refused(options, key: str) -> None:
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_sets_of_numbers_are_ranked_without_gaps(count: int) -> None:
     expected = sorted(combinations_with_replacement(range(7), count))
-    assert sorted(tuple(_multiset(rank, count)) for rank in range(len(expected))) == expected
+    assert len(expected) == multisets(7, count)
+    assert sorted(tuple(multiset(rank, count)) for rank in range(len(expected))) == expected
+
+
+def test_large_sets_are_ranked_in_no_time() -> None:
+    many = 9 * 10**11
+    assert multiset(0, 8) == [0] * 8
+    assert multiset(multisets(many, 8) - 1, 8) == [many - 1] * 8
 
 
 @given(
