@@ -317,9 +317,10 @@ class TextCodec(Protocol):
     def opening(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Ids of a conversation up to where the model answers."""
 
-    def reply(self, messages: Sequence[Mapping[str, Any]], *, ended: bool) -> list[int]:
-        """Ids to append to a conversation whose last ids are an answer, up to where the model answers again. `ended`:
-        the answer has its stop id."""
+    def reply(self, messages: Sequence[Mapping[str, Any]], *, last: int) -> list[int]:
+        """Ids to append to a conversation whose last ids are an answer, up to where the model answers again.
+
+        `last`: the last of these, a stop id or not. An end of the turn that the answer has not said comes first."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text without special tokens."""

@@ -71,7 +71,7 @@ class Talker:
                 made.finish = "length"
                 break
             made.messages += said
-            made.tokens += self.codec.reply(said, ended=made.tokens[-1] in self.codec.stop)
+            made.tokens += self.codec.reply(said, last=made.tokens[-1])
         made.info = dialogue.info()
         return made
 

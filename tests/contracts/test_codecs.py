@@ -66,7 +66,7 @@ def test_a26_a_reply_goes_on_behind_sampled_ids(make: Any, tmp_path: Any, ended:
     answer = ids[len(first) : said.index(False, len(first))]
     assert answer[-1] in codec.stop
     turn = answer if ended else answer[:-1]
-    whole = first + turn + codec.reply(MORE, ended=ended)
+    whole = first + turn + codec.reply(MORE, last=turn[-1])
     assert ids[: len(whole)] == whole
     assert said[len(whole)]
     assert sum(said) == 2 * len(answer)

@@ -26,8 +26,10 @@ class HFCodec:
         self.template = bool(tokenizer.chat_template)
         eos = tokenizer.eos_token_id
         stop = {int(i) for i in stop_ids} | ({int(eos)} if eos is not None else set())
-        if self.template:
-            stop |= self._end_of_turn()
+        self._turn = ""  # the special token that the template writes behind an answer, if any
+        if self.template and (found := self._end_of_turn()) is not None:
+            stop.add(found)
+            self._turn = self._text(found)
         if not stop:
             raise ValueError("tokenizer: it has no eos token, so nothing ends an answer; set eos_token in its config")
         self.stop = frozenset(stop)
@@ -56,15 +58,19 @@ class HFCodec:
             return ids
         return self._ids(self._render(messages, prompt=True))
 
-    def reply(self, messages: Sequence[Message], *, ended: bool) -> list[int]:
-        """Ids to append behind an answer, up to where the model answers again. Where the answer has no stop id
-        (`ended` False) they begin with the template's end of the turn."""
+    def reply(self, messages: Sequence[Message], *, last: int) -> list[int]:
+        """Ids to append behind an answer whose last id is `last`, up to where the model answers again.
+
+        They begin with the template's end of the turn, unless the answer has just that: one that ended with another
+        stop id (a text of `policy.stop`, a second eos) has not said it, and the model knows no turn without.
+        """
         if not self.template:
             text = "".join(_content(m) for m in messages)
-            return ([] if ended else [self._eos]) + self._ids(text)
+            return ([] if last in self.stop else [self._eos]) + self._ids(text)
         tail = self._behind([{"role": "user", "content": "?"}], messages)
-        if ended:
-            tail = next((tail.removeprefix(end) for end in self._ends if tail.startswith(end)), tail)
+        end = next((end for end in self._ends if tail.startswith(end)), "")
+        if last in self.stop and self._text(last) == end:
+            tail = tail.removeprefix(end)
         return self._ids(tail)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -113,10 +119,11 @@ class HFCodec:
 
     def _cut(self, piece: str) -> tuple[list[int], str]:
         """Ids of an answer up to its stop id, and the text behind it (a line break, usually)."""
-        found = [(piece.rfind(end) + len(end), end) for end in self._ends if end in piece]
+        ends = [self._turn] if self._turn and self._turn in piece else self._ends  # not what is a text of policy.stop
+        found = [piece.rfind(end) + len(end) for end in ends if end in piece]
         if not found:
             return [*self._ids(piece), self._eos], ""
-        at = max(found)[0]
+        at = max(found)
         return self._ids(piece[:at]), piece[at:]
 
     def _plain(self, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
@@ -148,10 +155,10 @@ class HFCodec:
             raise ValueError("tokenizer: its chat template changes what an answer says, so nothing can follow one")
         return text.partition(SENTINEL)[2]
 
-    def _end_of_turn(self) -> set[int]:
+    def _end_of_turn(self) -> int | None:
         """The special token that the template writes behind an answer, if any."""
         ids = self._ids(self._behind([{"role": "user", "content": "?"}], ()))
-        return {ids[0]} if ids and ids[0] in self.tokenizer.added_tokens_decoder else set()
+        return ids[0] if ids and ids[0] in self.tokenizer.added_tokens_decoder else None
 
     def _ids(self, text: str, *, special: bool = False) -> list[int]:
         if not text and not special:

@@ -59,8 +59,8 @@ def test_plain_text_is_put_together() -> None:
     assert codec.opening([USER]) == [1, 4, 13, 4, 14] == ids[:5]
     assert ids == [1, 4, 13, 4, 14, 5, 2, 6]
     assert said == [False] * 5 + [True, True, False]
-    assert codec.reply(CHAT[2:], ended=True) == [6]
-    assert codec.reply(CHAT[2:], ended=False) == [2, 6]
+    assert codec.reply(CHAT[2:], last=2) == [6]
+    assert codec.reply(CHAT[2:], last=5) == [2, 6]
 
 
 @pytest.mark.parametrize("ended", [True, False])
@@ -69,8 +69,8 @@ def test_a_chat_is_the_same_in_one_piece_and_turn_by_turn(ended: bool) -> None:
     ids, said = codec.demonstration([*CHAT, {"role": "assistant", "content": "a"}])
     start = codec.opening([USER])
     answer = codec.tokenizer("2", add_special_tokens=False)["input_ids"]
-    more = codec.reply(CHAT[2:], ended=ended)
     turn = [*answer, 2] if ended else answer  # with its stop id, or cut by the limit
+    more = codec.reply(CHAT[2:], last=turn[-1])
     whole = [*start, *turn, *more]
     assert ids[: len(whole)] == whole
     assert [i for i, mine in zip(ids, said, strict=True) if mine] == [*answer, 2, ids[-2], 2]
@@ -87,10 +87,38 @@ def test_a26_sampled_ids_are_never_made_again_from_text(tmp_path: Path) -> None:
     prompt = codec.opening([{"role": "user", "content": "hello"}])
     assert prompt == [mark, hello, end, line, mark]
     sampled = [he, llo, end]
-    after = codec.reply([{"role": "tool", "content": "t"}], ended=True)
+    after = codec.reply([{"role": "tool", "content": "t"}], last=end)
     assert prompt + sampled + after == [mark, hello, end, line, mark, he, llo, end, line, mark, t, end, line, mark]
-    assert codec.reply([{"role": "tool", "content": "t"}], ended=False) == [end, *after]
+    assert codec.reply([{"role": "tool", "content": "t"}], last=llo) == [end, *after]
     assert codec.decode(sampled) == "hello"
+
+
+@pytest.mark.parametrize("last", ["l", ">", "<eos>", "\n"])
+def test_a_turn_that_another_stop_id_ended_gets_the_end_that_the_template_writes(tmp_path: Path, last: str) -> None:
+    """Once, and behind the sampled ids: what follows is what the template puts behind an answer."""
+    tokenizer = words(tmp_path, CHATML)
+    stop = tokenizer.convert_tokens_to_ids(last)
+    codec = HFCodec(tokenizer, [stop])
+    end, line, mark, t = (tokenizer.convert_tokens_to_ids(x) for x in ("<end>", "\n", ">", "t"))
+    assert stop in codec.stop
+    assert codec.reply([{"role": "tool", "content": "t"}], last=stop) == [end, line, mark, t, end, line, mark]
+    assert codec.reply([{"role": "tool", "content": "t"}], last=end) == [line, mark, t, end, line, mark]
+
+
+def test_a_demonstrated_answer_ends_with_its_turn_whatever_else_may_stop_one(tmp_path: Path) -> None:
+    tokenizer = words(tmp_path, CHATML)
+    turns = [{"role": "user", "content": "t"}, {"role": "assistant", "content": "hello"}]
+    line = tokenizer.convert_tokens_to_ids("\n")
+    assert HFCodec(tokenizer, [line]).demonstration(turns) == HFCodec(tokenizer).demonstration(turns)
+
+
+def test_without_a_special_end_of_turn_the_text_is_not_written_twice(tmp_path: Path) -> None:
+    lines = "{% for m in messages %}>{{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+    tokenizer = words(tmp_path, lines)
+    eos, line, mark, t = (tokenizer.convert_tokens_to_ids(x) for x in ("<eos>", "\n", ">", "t"))
+    codec = HFCodec(tokenizer, [line])
+    assert codec.reply([{"role": "tool", "content": "t"}], last=line) == [mark, t, line, mark]
+    assert codec.reply([{"role": "tool", "content": "t"}], last=eos) == [line, mark, t, line, mark]
 
 
 def test_a25_every_stop_id_counts(tmp_path: Path) -> None:
@@ -111,6 +139,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_for_demonstrations(tm
     )
     codec = HFCodec.__new__(HFCodec)
     codec.tokenizer, codec.template, codec.stop, codec._ends = words(tmp_path, forgets), True, frozenset({2}), ["<end>"]
+    codec._turn = "<end>"
     turns = [{"role": r, "content": "hello"} for r in ("user", "assistant", "user", "assistant")]
     _, said = codec.demonstration(turns[:2])
     assert sum(said) == 2
