@@ -264,5 +264,6 @@ def make_plan(recipe: Recipe, flow: Flow, cluster: Cluster) -> Plan:
     if isinstance(plan, str):
         # A trainer on the CPU has no use for a GPU's place; the simulator has use for the cores.
         cores = cluster.labelled("cpu") if recipe.trainer.device == "cpu" else ()
-        return makers[plan](flow, cluster, devices=cores or None)
+        options = {"sub_batches": 1} if plan == "hybrid" and isinstance(recipe.env, TaskConfig) else {}
+        return makers[plan](flow, cluster, devices=cores or None, **options)
     return Plan.from_dict(plan)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from m2flow import registry
@@ -12,6 +12,14 @@ from m2flow.config.recipe import PLANS
 from m2flow.protocols import Levelled, NeedsGroups
 from m2flow.sections import GroupRates, SpeaksText, TaskConfig
 
+# Keys of an evaluation that only episodes have, and what text tasks have in their place.
+OF_EPISODES: Mapping[str, str] = {
+    "first_seed": "held-out tasks are taken from the first one on; use evaluation.seeds",
+    "seed_list": "held-out tasks are taken from the first one on; use evaluation.seeds",
+    "success": "an answer is judged once, at its end; remove it",
+    "traces": "an answer has one reward, and samples/ has all of them; remove it",
+    "stride": "conversations cannot be filmed; remove it",
+}
 EVALUATION_METRICS = ("eval/success", "eval/success_once", "eval/success_at_end", "eval/return", "eval/length")
 
 
@@ -243,6 +251,22 @@ def _text(r: Any) -> Iterator[Problem]:
         yield Problem(("rollout", key), "is of attempts, and demonstrations are shown once; remove it")
 
 
+def _unread(r: Any) -> Iterator[Problem]:
+    """What only robots' parts read would change nothing for text tasks, so it is not set for them."""
+    if not isinstance(r.env, TaskConfig):
+        return
+    if r.evaluation is not None:
+        defaults = {item.name: item.default for item in fields(r.evaluation)}
+        for key, instead in OF_EPISODES.items():
+            given = getattr(r.evaluation, key)
+            if given != defaults[key]:
+                yield Problem(("evaluation", key), f"{given!r} is of episodes, and env has text tasks: {instead}")
+    cuts = r.plan.get("sub_batches") if isinstance(r.plan, Mapping) else None
+    if isinstance(cuts, Mapping) and any(count != 1 for count in cuts.values()):
+        message = "cuts the lanes of a robot's rollout, and env has text tasks, whose generator fills its own batch"
+        yield Problem(("plan", "sub_batches"), f"{message}; remove it (the torch generator has slots)")
+
+
 def _learning(r: Any) -> Iterator[Problem]:
     """What imitates needs demonstrations, and what does not has no use for them."""
     name, imitates = type(r.objective).__name__, getattr(r.objective, "imitates", False)
@@ -265,6 +289,7 @@ def _rates(r: Any) -> Iterator[Problem]:
 
 RULES: tuple[Rule, ...] = (
     Rule(("env", "policy", "objective", "reward", "generator", "flow", "rollout", "learner"), _text),
+    Rule(("env", "evaluation", "plan"), _unread),
     Rule(("flow", "objective"), _learning),
     Rule(("objective", "rollout.group"), _groups),
     Rule(("flow", "replay"), _flow),

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from m2flow import api, build, config
+from m2flow.flow.cluster import Cluster, Device
 
 PPO: dict[str, Any] = {"env": "point_reach", "policy": "mlp", "objective": {"name": "ppo", "whiten": "none"}}
 GRPO: dict[str, Any] = {
@@ -37,3 +38,17 @@ def test_a_policy_is_not_off_loaded_and_a_learner_is() -> None:
     report = api.check({**PPO, "plan": plan(places={"policy": {"devices": "cpu:0", "offload": True}})})
     assert "policy: cannot leave its devices, so remove offload; nodes of this flow that can: learner" in str(report)
     assert api.check({**PPO, "plan": plan(places={"learner": {"devices": "cpu:1", "offload": True}})}).ok
+
+
+def test_hybrid_cuts_the_lanes_of_a_robot_and_no_answers() -> None:
+    text = {
+        "env": {"name": "arithmetic", "digits": 1},
+        "reward": {"name": "math"},
+        "policy": {"name": "causal_lm", "config": {"model_type": "llama"}, "tokenizer": {"characters": "0123456789"}},
+        "objective": {"name": "grpo", "level": "action"},
+        "rollout": {"lanes": 2, "length": 1, "group": 2},
+    }
+    cluster = Cluster((Device("cpu:0"), Device("cpu:1")))
+    for recipe, cuts in ((PPO, 2), (text, 1)):
+        loaded = config.load({**recipe, "plan": "hybrid"})
+        assert build.make_plan(loaded, build.onpolicy(loaded), cluster).sub_batches == {"rollout->policy": cuts}

@@ -139,3 +139,46 @@ def test_a_file_that_is_no_text_is_refused_with_its_name(tmp_path: Path) -> None
 @pytest.mark.parametrize("source", [None, 7, [1]])
 def test_what_is_no_recipe_at_all_is_refused(source: Any) -> None:
     assert "must be a file, a mapping or a Recipe" in refused(source)[0]
+
+
+TEXT: dict[str, Any] = {
+    "env": {"name": "arithmetic", "digits": 1},
+    "reward": {"name": "math"},
+    "policy": {"name": "causal_lm", "config": {"model_type": "llama"}, "tokenizer": {"characters": "0123456789+ "}},
+    "objective": {"name": "grpo", "level": "action"},
+    "rollout": {"lanes": 4, "length": 1, "group": 2},
+    "evaluation": {"seeds": 4},
+}
+CUT = {"places": {"rollout": "cpu:0", "policy": "cpu:0", "learner": "cpu:0"}, "sub_batches": {"rollout -> policy": 2}}
+
+
+@pytest.mark.parametrize(
+    ("override", "fix"),
+    [
+        ("evaluation.first_seed=7", "use evaluation.seeds"),
+        ("evaluation.seed_list=[3, 4]", "use evaluation.seeds"),
+        ("evaluation.success=end", "remove it"),
+        ("evaluation.traces=0", "remove it"),
+        ("evaluation.stride=1", "remove it"),
+    ],
+)
+def test_a_key_that_only_episodes_have_is_refused_for_text_tasks(override: str, fix: str) -> None:
+    (line,) = refused(TEXT, override)
+    key = override.partition("=")[0]
+    assert line.startswith(f"{key} (override): ")
+    assert line.endswith(fix)
+    assert "is of episodes, and env has text tasks" in line
+    assert config.load({**START, "evaluation": {"seeds": 2}}, override), "of a robot it is accepted"
+
+
+def test_a_plan_that_cuts_a_rollout_of_text_tasks_is_refused() -> None:
+    (line,) = refused({**TEXT, "plan": CUT})
+    assert line.startswith("plan.sub_batches: cuts the lanes of a robot's rollout, and env has text tasks")
+    assert config.load({**TEXT, "plan": CUT | {"sub_batches": {"rollout -> policy": 1}}})
+    assert config.load({**START, "plan": CUT})
+
+
+def test_what_text_tasks_are_evaluated_by_is_accepted_at_its_defaults() -> None:
+    recipe = config.load(TEXT)
+    assert config.load(config.dump(recipe)) == recipe
+    assert config.load({**TEXT, "evaluation": None})
