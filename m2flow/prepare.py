@@ -21,7 +21,7 @@ from m2flow.flow.sharing import conflicts
 from m2flow.pieces import run_seed
 from m2flow.runtime.cluster import detect
 from m2flow.runtime.wiring import check_runnable
-from m2flow.sections import CutsEpisodes, TaskConfig, resets_late
+from m2flow.sections import CutsEpisodes, OnDevice, TaskConfig, resets_late
 from m2flow.types import Spec
 
 T = TypeVar("T")
@@ -142,7 +142,8 @@ def prepare(recipe: Recipe, cluster: Cluster | None = None) -> Prepared:
     assert made is not None
     assert planned is not None
     assert spec is not None
-    return Prepared(recipe, machine, made[0], planned[0], spec, made[1], needs, planned[1])
+    notes = (*planned[1], *_notes(recipe, made[0]))
+    return Prepared(recipe, machine, made[0], planned[0], spec, made[1], needs, notes)
 
 
 def _offers(recipe: Recipe, section: str) -> None:
@@ -323,9 +324,12 @@ def _whole_episodes(recipe: Recipe, policy: Any) -> None:
 
 def _device(recipe: Recipe) -> None:
     """torch finds the trainer's device here."""
+    _found(str(recipe.trainer.device))
+
+
+def _found(device: str) -> None:
     import torch
 
-    device = str(recipe.trainer.device)
     kind, _, number = device.partition(":")
     count = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}.get(kind)
     if count is not None and int(number or 0) >= count:
@@ -333,9 +337,21 @@ def _device(recipe: Recipe) -> None:
 
 
 def _generator(recipe: Recipe) -> None:
-    """The package of the engine is there."""
+    """The package of the engine is there, and the device that it is told to sample on."""
     if recipe.generator is not None:
         registry.require("generator", registry.name_of("generator", type(recipe.generator)))
+        if isinstance(recipe.generator, OnDevice):
+            _found(recipe.generator.device)
+
+
+def _notes(recipe: Recipe, flow: Flow) -> tuple[str, ...]:
+    """Sampling takes most of the time of a language model's training; it is not left on the CPU in silence."""
+    if not isinstance(recipe.env, TaskConfig) or "policy" not in flow.names:
+        return ()
+    engine, trainer = recipe.generator or registry.resolve("generator", "torch")(), str(recipe.trainer.device)
+    if not isinstance(engine, OnDevice) or engine.device != "cpu" or not trainer.startswith("cuda"):
+        return ()
+    return (f"generator.device is cpu and trainer.device {trainer}: answers are sampled on the CPU; set it to cuda",)
 
 
 def _recorders(recipe: Recipe) -> None:

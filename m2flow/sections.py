@@ -115,6 +115,13 @@ class GeneratorConfig(Protocol):
 
 
 @runtime_checkable
+class OnDevice(Protocol):
+    """A generator config that says where it samples. One that does not finds its place by itself."""
+
+    device: str  # as torch names it
+
+
+@runtime_checkable
 class TrainerConfig(Protocol):
     """The section `trainer`."""
 

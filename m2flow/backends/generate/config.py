@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from m2flow.backends import devices
+
 if TYPE_CHECKING:
     from m2flow.backends.generate.engine import TorchGenerator
 
@@ -20,6 +22,7 @@ class TorchGeneratorConfig:
     block: int = 8  # tokens of every running answer between two looks at what is finished or shall be stopped
     max_context: int | None = None  # tokens of prompt and answer together; null: what the model was made for
     prefill_tokens: int = 8192  # of prompts that are computed at once, which bounds the memory that this takes
+    device: str = "cpu"  # as torch names it: cpu, cuda or cuda:<number>; it does not follow trainer.device
 
     def __post_init__(self) -> None:
         for name in ("slots", "block", "prefill_tokens"):
@@ -29,13 +32,20 @@ class TorchGeneratorConfig:
             raise ValueError(
                 f"max_context: must be at least 2 (a prompt and an answer), or null, got {self.max_context}"
             )
+        devices.check_name(self.device, mps=False)  # tokens are drawn in float64, which mps does not have
 
     def build(self, policy: Any) -> TorchGenerator:
-        """A decoder that samples from `policy`, see `decoder.LanguageModel` for what it must offer."""
+        """A decoder that samples from `policy`, see `decoder.LanguageModel` for what it must offer; it is on `device`
+        from now on.
+
+        Raises:
+            ValueError: torch does not find the device on this machine.
+        """
         from m2flow.backends.generate.engine import TorchGenerator
 
+        devices.check_there(self.device)
         return TorchGenerator(
-            policy,
+            policy.to(self.device),
             slots=self.slots,
             dtype=self.dtype,
             block=self.block,

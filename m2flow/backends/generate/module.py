@@ -58,7 +58,7 @@ class ModuleDecoder:
             for part in (asked[i : i + most] for i in range(0, len(asked), most)):
                 found = self._call(np.stack([rows[some[0]] for some in part]), None)
                 each = [(i, asker) for i, some in enumerate(part) for asker in some]
-                cache = selected(found[self.keyword], [i for i, _ in each], len(part))
+                cache = selected(found[self.keyword], [i for i, _ in each], len(part), self.device)
                 self.cohorts.append(Cohort(np.array([slots[asker] for _, asker in each]), cache))
                 for i, asker in each:
                     out[asker] = found.logits[i, -1]
@@ -87,7 +87,7 @@ class ModuleDecoder:
         for cohort in self.cohorts:
             kept = np.flatnonzero((cohort.slots >= 0) & (cohort.slots < slots))
             if len(kept) and len(kept) < len(cohort.slots):
-                cohort.cache = selected(cohort.cache, kept.tolist(), len(cohort.slots))
+                cohort.cache = selected(cohort.cache, kept.tolist(), len(cohort.slots), self.device)
             cohort.slots = cohort.slots[kept]
         self.cohorts = [cohort for cohort in self.cohorts if len(cohort.slots)]
 
@@ -100,8 +100,8 @@ class ModuleDecoder:
         return self.module(input_ids=torch.as_tensor(ids).to(self.device), use_cache=True, logits_to_keep=1, **given)
 
 
-def selected(cache: Any, rows: list[int], size: int) -> Any:
+def selected(cache: Any, rows: list[int], size: int, device: torch.device) -> Any:
     """The cache with these rows of its `size`, some of them perhaps more than once."""
     if rows != list(range(size)):
-        cache.batch_select_indices(torch.tensor(rows))
+        cache.batch_select_indices(torch.tensor(rows, device=device))
     return cache

@@ -8,7 +8,6 @@ Nobody else divides, so any cut of a batch into micro-batches gives the same gra
 from __future__ import annotations
 
 import math
-import re
 import zlib
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -19,6 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from m2flow.backends import devices
 from m2flow.backends.torch.group import Group, same_arrays
 from m2flow.backends.torch.model import Model
 from m2flow.backends.torch.optim import SGD, Adam, Optimizer
@@ -70,8 +70,7 @@ class TorchTrainerConfig:
             raise ValueError(f"autocast: {self.autocast} needs dtype: float32, got {self.dtype}; use none")
         if not 0.0 <= self.final_fraction <= 1.0:
             raise ValueError(f"final_fraction: must be in [0, 1], got {self.final_fraction}")
-        if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", self.device):
-            raise ValueError(f"device: {self.device!r}; expected cpu, cuda, cuda:<number> or mps")
+        devices.check_name(self.device)
         if not 1 <= self.threads <= 1024:
             raise ValueError(f"threads: must be at least 1 and at most 1024, got {self.threads}")
         self._check_schedule()
@@ -94,12 +93,7 @@ class TorchTrainerConfig:
         Raises:
             ValueError: torch does not find the device on this machine.
         """
-        kind, _, number = self.device.partition(":")
-        there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}[kind]
-        if int(number or 0) >= there:
-            raise ValueError(
-                f"device: {self.device!r}, but torch finds {there} {kind} device(s) here; use cpu, or fix torch"
-            )
+        devices.check_there(self.device)
         return TorchTrainer(policy, objective, self, seed)
 
 
