@@ -43,6 +43,7 @@ class TorchGenerator:
         self.slots = Slots(np.float64 if double else np.float32)
         self.waiting: deque[Request] = deque()
         self.done: list[Answer] = []
+        self.flying: set[int] = set()  # ids of all that run, wait or are done and not handed out
         self.stale = False  # new weights: what the decoder holds is void
 
     # ---- Generator
@@ -53,12 +54,13 @@ class TorchGenerator:
         Raises:
             ValueError: a request is not one, or its id is in flight; then none of these is taken.
         """
-        known = {request.id for request in (*self.slots.requests, *self.waiting)} | {a.id for a in self.done}
+        fresh: set[int] = set()
         for request in requests:
-            if request.id in known:
+            if request.id in self.flying or request.id in fresh:
                 raise ValueError(f"request {request.id}: this id is in flight; ids must be unique")
-            known.add(request.id)
+            fresh.add(request.id)
             check(request, self.network.vocabulary, self.context)
+        self.flying |= fresh
         for request in requests:
             if request.begun is not None and complete(request):
                 self.done.append(_renamed(request, finish_of(request, request.begun.tokens)))
@@ -74,6 +76,7 @@ class TorchGenerator:
             if self.slots:
                 self._decode()
         done, self.done = self.done, []
+        self.flying.difference_update(answer.id for answer in done)
         return done
 
     @torch.inference_mode()
@@ -87,6 +90,7 @@ class TorchGenerator:
         self._vacate(running)
         out += [self._begun(r) for r in self.waiting if chosen is None or r.id in chosen]
         self.waiting = deque(r for r in self.waiting if chosen is not None and r.id not in chosen)
+        self.flying.difference_update(answer.id for answer in out)
         return out
 
     def load(self, weights: Weights) -> None:
@@ -108,6 +112,7 @@ class TorchGenerator:
     def close(self) -> None:
         self.slots, self.done = Slots(np.float32), []
         self.waiting.clear()
+        self.flying.clear()
         del self.decoder  # with its cache and its weights
 
     # ---- pieces

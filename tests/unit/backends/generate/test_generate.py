@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -154,6 +155,34 @@ def test_equal_prompts_are_computed_once() -> None:
     engine.decoder._run = lambda tokens, *rest: sizes.append(len(tokens)) or real(tokens, *rest)
     run(engine, [request(i, [7, 8, 9, 10, 11], 3) for i in range(16)])
     assert sizes == [5, 16, 16]
+
+
+def test_taking_a_request_in_looks_at_no_other() -> None:
+    """One by one, thousands of them; an id is free again when its answer is out, or it is stopped."""
+
+    class Unread(deque[Request]):
+        def __iter__(self) -> Iterator[Request]:
+            if reading:
+                return super().__iter__()
+            raise AssertionError("all that waits was read")
+
+    reading = False
+    engine = generator(Qwen2Config(**SIZES), slots=1)
+    engine.waiting = Unread()
+    for i in range(3):
+        engine.submit([request(i, [1, 2])])
+    for some, said in (([2], 2), ([7, 7], 7), ([8, 0], 0)):
+        with pytest.raises(ValueError, match=f"request {said}: this id is in flight"):
+            engine.submit([request(i, [1, 2]) for i in some])
+    answers: list[int] = []
+    while len(answers) < 3:
+        answers += [answer.id for answer in engine.step()]
+    reading = True  # what stops requests may look for them
+    engine.submit([request(i, [1, 2]) for i in (0, 7, 8)])  # none of those that were refused has stayed
+    assert {answer.id for answer in engine.abort([7])} == {7}
+    engine.submit([request(7, [1, 2])])
+    assert {answer.id for answer in engine.abort()} == {0, 7, 8}
+    run(engine, [request(i, [1, 2]) for i in (0, 7, 8)])
 
 
 def test_free_slots_are_filled_in_small_groups() -> None:
