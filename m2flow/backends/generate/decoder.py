@@ -27,7 +27,7 @@ class LanguageModel(Protocol):
     constant: frozenset[str]  # names of `state_dict` that `load` need not bring
 
     def hf_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter by the name that the plain network gives it, adapters merged in. Read at once."""
+        """Every parameter by the name that the plain network gives it, adapters merged in, not rounded. Read at once."""
 
     def state_dict(self) -> Mapping[str, Tensor]:
         """Weights by name."""
@@ -57,7 +57,7 @@ class Decoder(Protocol):
 
 def build(policy: LanguageModel, network: Network, dtype: str, slots: int, prefill_tokens: int) -> Decoder:
     """The lean decoder where it gives the logits of the policy's own network, else one that calls the network."""
-    wanted = network.dtype if dtype == "auto" else getattr(torch, dtype)
+    wanted = network.wide if dtype == "auto" else getattr(torch, dtype)
     why = unsuitable(network)
     if not why:
         try:
@@ -73,7 +73,8 @@ def build(policy: LanguageModel, network: Network, dtype: str, slots: int, prefi
     LOG.info(
         "decoding by the network's own forward pass, which is slower: %s. The quick one is for %s", why, ", ".join(LEAN)
     )
-    return ModuleDecoder(network, wanted, prefill_tokens)
+    # its own forward pass adds the adapters' products, not their weights: nothing is lost in the base's dtype
+    return ModuleDecoder(network, network.dtype if dtype == "auto" else wanted, prefill_tokens)
 
 
 @torch.inference_mode()

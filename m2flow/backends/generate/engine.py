@@ -39,7 +39,7 @@ class TorchGenerator:
         self.network = Network(policy.network)
         self.context = max_context or self.network.positions
         self.decoder = decoder.build(policy, self.network, dtype, slots, prefill_tokens)
-        double = dtype == "float64" or (dtype == "auto" and self.network.dtype == torch.float64)
+        double = dtype == "float64" or (dtype == "auto" and self.network.wide == torch.float64)
         self.slots = Slots(np.float64 if double else np.float32)
         self.waiting: deque[Request] = deque()
         self.done: list[Answer] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ class Network:
         self.config: Any = self.plain.config
         parameter = next(network.parameters())
         self.dtype: torch.dtype = parameter.dtype
+        # of all weights together: under adapters on a base in half precision, the adapters'
+        self.wide = reduce(torch.promote_types, {p.dtype for p in network.parameters()})
         self.device: torch.device = parameter.device
         self.vocabulary = int(self.config.vocab_size)
         self.positions: int | None = getattr(self.config, "max_position_embeddings", None)

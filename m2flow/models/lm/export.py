@@ -34,7 +34,8 @@ def save(policy: Any, folder: Path) -> None:
     """
     network, config = policy.network, policy.config
     folder.mkdir(parents=True, exist_ok=True)
-    arrays = {name: x.detach().cpu().contiguous() for name, x in policy.hf_weights()}
+    kinds = lora.dtypes(network)  # a folder has the dtype that the model came in; the only place where sums are rounded
+    arrays = {name: x.detach().to("cpu", kinds[name]).contiguous() for name, x in policy.hf_weights()}
     plain = _plain(network, arrays)
     with quiet():
         plain.save_pretrained(folder)

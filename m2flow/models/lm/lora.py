@@ -83,7 +83,11 @@ def disabled(network: nn.Module) -> Iterator[None]:
 @torch.no_grad()
 def merged(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """(name, tensor) of the network's state without adapters: they are added to the weights, in a copy. Lazy: what is
-    read is what the network holds then."""
+    read is what the network holds then.
+
+    A sum has the wider dtype of the two: rounded to a base in half precision, small updates would vanish. Whoever wants
+    a narrower dtype rounds what he gets, once.
+    """
     layers = adapted(network)
     for name, x in network.state_dict().items():
         owner, _, leaf = name.rpartition(".base_layer.")
@@ -94,8 +98,14 @@ def merged(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
         if leaf == "weight":
             layer = layers[owner]
             delta = layer.lora_B[ADAPTER].weight @ layer.lora_A[ADAPTER].weight
-            x = (x.to(delta.dtype) + layer.scaling[ADAPTER] * delta).to(x.dtype)  # noqa: PLW2901
+            x = x.to(torch.promote_types(x.dtype, delta.dtype)) + layer.scaling[ADAPTER] * delta  # noqa: PLW2901
         yield f"{owner}.{leaf}", x
+
+
+def dtypes(network: nn.Module) -> dict[str, torch.dtype]:
+    """What the weights under the adapters are held in, by the names of `merged`."""
+    state = network.state_dict().items()
+    return {name.replace(".base_layer.", "."): x.dtype for name, x in state if ".lora_" not in name}
 
 
 def save_adapter(network: nn.Module, lora: LoRA, folder: Path) -> None:

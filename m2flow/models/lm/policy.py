@@ -121,7 +121,8 @@ class CausalLMPolicy(nn.Module):
         return copy.deepcopy(self).requires_grad_(False).eval()
 
     def hf_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """(HF name, tensor), adapters added in, every tied name. Lazy, and of the weights at the time of reading."""
+        """(HF name, tensor), adapters added in, every tied name. Lazy, and of the weights at the time of reading. A sum
+        is in the adapters' dtype, see `lora.merged`."""
         yield from lora.merged(self.network)
 
     def save_pretrained(self, folder: Path) -> None:

@@ -96,6 +96,42 @@ def test_a24a_merged_weights_are_what_the_adapter_adds_whenever_they_are_read() 
     assert not any("lora" in name or "base_layer" in name for name, _ in made.hf_weights())
 
 
+def small_update() -> tuple[Any, str, torch.Tensor]:
+    """Adapters of 2**-12 on a base of ones in bfloat16, which knows nothing between 1 and 1 + 2**-7."""
+    made = policy(lora=LoRA(rank=1, alpha=1, targets=("q_proj",)), dtype="bfloat16").to(torch.float32)
+    layer = made.network.model.layers[0].self_attn.q_proj
+    with torch.no_grad():
+        layer.base_layer.weight.fill_(1.0)
+        layer.lora_A.default.weight.fill_(1.0)
+        layer.lora_B.default.weight.fill_(2.0**-12)
+    return made, "model.layers.0.self_attn.q_proj.weight", torch.full((32, 32), 1.0 + 2.0**-12)
+
+
+def test_a_small_update_of_adapters_is_not_rounded_away() -> None:
+    from m2flow.backends.generate.config import TorchGeneratorConfig
+
+    made, name, want = small_update()
+    found = dict(made.hf_weights())
+    assert torch.equal(found[name], want)
+    assert {x.dtype for n, x in found.items() if "q_proj.weight" not in n} == {torch.bfloat16}
+    for dtype, held in (("auto", want), ("float32", want), ("bfloat16", torch.ones(32, 32))):
+        decoder: Any = TorchGeneratorConfig(dtype=dtype).build(made).decoder  # type: ignore[arg-type]
+        assert torch.equal(decoder.weights.layers[0].qkv[:32].float(), held)
+
+
+def test_a_folder_has_the_dtype_of_the_base_and_the_adapter_its_own(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    made, name, _ = small_update()
+    made.save_pretrained(tmp_path / "hf")
+    held = load_file(tmp_path / "hf/model.safetensors")
+    assert {x.dtype for x in held.values()} == {torch.bfloat16}
+    assert held[name].eq(1.0).all()
+    assert json.loads((tmp_path / "hf/config.json").read_text())["dtype"] == "bfloat16"
+    adapter = load_file(tmp_path / "hf/adapter/adapter_model.safetensors")
+    assert {x.dtype for x in adapter.values()} == {torch.float32}
+
+
 def test_a_reference_is_the_start_without_a_second_copy_under_lora() -> None:
     obs = conversations()
     for keys, names in ((ADAPTED, 0), ({}, 1)):
