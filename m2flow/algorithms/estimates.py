@@ -91,3 +91,22 @@ def statistics(estimate: Estimate, valid: Tensor) -> dict[str, Metric]:
         f"train/{name}": Metric(number, how.get(name, "mean"), float(count))
         for name, number in zip(numbers, values, strict=True)
     } | dict(estimate.metrics)
+
+
+def weight_statistics(weight: Tensor, *, mask: Tensor | None, bounded: Tensor | None) -> dict[str, Metric]:
+    """What a step reports of the weights between the policy at its start and the one that acted, [S, *U], before a
+    rule bounds them: where both agree, mean and maximum are 1. `bounded`: what the rule makes of them; None: no rule.
+    """
+    mask = torch.ones_like(weight, dtype=torch.bool) if mask is None else mask
+    count = float(mask.sum())
+    numbers = {
+        "behaviour_weight_mean": masked_mean(weight, mask=mask),
+        "behaviour_weight_max": masked_max(weight, mask=mask),
+    }
+    if bounded is not None:  # a unit that the rule leaves out has the weight 0, which no other has
+        numbers["behaviour_outside"] = masked_mean((bounded != weight).to(weight.dtype), mask=mask)
+    values = torch.stack(list(numbers.values())).tolist()
+    return {
+        f"train/{name}": Metric(number, "max" if name == "behaviour_weight_max" else "mean", count)
+        for name, number in zip(numbers, values, strict=True)
+    }

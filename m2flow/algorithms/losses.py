@@ -53,31 +53,30 @@ def importance_bounds(*, advantage: Tensor, clip_low: float, clip_high: float, l
 
 
 def behaviour_weight(
-    *,
-    proximal_logprob: Tensor,
-    behaviour_logprob: Tensor,
-    threshold: float | None,
-    rule: str = "drop",
-    joint: bool = False,
-    log_ratio_limit: float = LIMIT,
-) -> tuple[Tensor, Tensor]:
-    """Decoupled PPO (AReaL, 2505.24298): w = pi_prox / pi_behaviour, constant in the weights, and which units are kept.
+    *, proximal_logprob: Tensor, behaviour_logprob: Tensor, joint: bool = False, log_ratio_limit: float = LIMIT
+) -> Tensor:
+    """Decoupled PPO (AReaL, 2505.24298): w = pi_prox / pi_behaviour, constant in the weights.
 
-    The objective is w min(u A, clip(u) A) with u = pi / pi_prox. What is done at a `threshold` C (None: nothing):
-
-    - drop: units with w > C are left out;
-    - truncate: their weight becomes C (truncated importance sampling, TIS, for an engine whose log-probs differ);
-    - mask: units with w outside [1/C, C] are left out (MIS).
-
-    The weight of what is left out is 0, and it must leave the denominator as well. `joint`: w is that of the whole row
-    [S, ...], the product over its units, and all of them share it.
+    The objective is w min(u A, clip(u) A) with u = pi / pi_prox. `joint`: w is that of the whole row [S, ...], the
+    product over its units, and all of them share it.
     """
     expect_shape("behaviour_logprob", behaviour_logprob, proximal_logprob.shape)
     log_weight = proximal_logprob - behaviour_logprob
     if joint and log_weight.dim() > 1:
         whole = row_sums(log_weight)
         log_weight = whole.reshape(-1, *[1] * (log_weight.dim() - 1)).expand_as(log_weight)
-    weight = log_weight.clamp(-log_ratio_limit, log_ratio_limit).exp()
+    return log_weight.clamp(-log_ratio_limit, log_ratio_limit).exp()
+
+
+def bound_weight(weight: Tensor, *, threshold: float | None, rule: str = "drop") -> tuple[Tensor, Tensor]:
+    """What is done with weights w at a `threshold` C (None: nothing), and which units are kept:
+
+    - drop: units with w > C are left out;
+    - truncate: their weight becomes C (truncated importance sampling, TIS, for an engine whose log-probs differ);
+    - mask: units with w outside [1/C, C] are left out (MIS).
+
+    The weight of what is left out is 0, and it must leave the denominator as well.
+    """
     if threshold is None or rule == "truncate":
         every = torch.ones_like(weight, dtype=torch.bool)
         return weight if threshold is None else weight.clamp(max=threshold), every

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from m2flow.algorithms import advantages, losses
-from m2flow.algorithms.estimates import Estimate, statistics, without_critic
+from m2flow.algorithms.estimates import Estimate, statistics, weight_statistics, without_critic
 from m2flow.algorithms.reduce import expect_shape, inner, row_sums, sequence_shares, to_level, weighted_sum
 from m2flow.algorithms.settings import check_ppo, check_without_critic
 from m2flow.algorithms.targets import (
@@ -133,7 +133,7 @@ class PPO:
         trajectory = to_tensors(trajectory, device=device, dtype=dtype)
         check_rewards(trajectory)
         rows = step_rows(trajectory)
-        columns, unit_mask = self._policy_columns(model, rows)
+        columns, unit_mask, weights = self._policy_columns(model, rows)
         reward, valid = trajectory.reward * self.reward_scale, trajectory.valid
         if not self.per_action:
             reward, valid = (x[..., None] for x in advantages.chunk_reward(reward=reward, valid=valid))
@@ -158,7 +158,7 @@ class PPO:
         if self.whiten != "minibatch":
             self._bound(columns)
         columns["behaviour_logprob"] = rows.logprob
-        return Batch(rows.obs, rows.record, columns), statistics(estimate, valid)
+        return Batch(rows.obs, rows.record, columns), statistics(estimate, valid) | weights
 
     def estimate(self, model: Model, trajectory: Trajectory, reward: Tensor, valid: Tensor) -> Estimate:
         """GAE on the critic's values: one forward pass over all observation rows, unless the Trajectory brings values.
@@ -252,27 +252,29 @@ class PPO:
         """Target-KL: stop when `approx_kl` exceeds 1.5 times the target, or is not a number."""
         return self.target_kl is not None and not metrics["approx_kl"] <= 1.5 * self.target_kl
 
-    def _policy_columns(self, model: Model, rows: Rows) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Log-prob at the level that the ratio is against, with its weight where decoupled, and the mask of units."""
+    def _policy_columns(self, model: Model, rows: Rows) -> tuple[dict[str, Tensor], Tensor | None, dict[str, Metric]]:
+        """Log-prob at the level that the ratio is against, with its weight where decoupled; the mask of units; what the
+        step reports of its weights."""
         if self.level == "action" and "chunk" not in rows.axes:
             raise ValueError(
                 f"level: 'action' needs a policy with an axis 'chunk', not {rows.axes}; use chunk or token"
             )
         behaviour = to_level(rows.logprob, axes=rows.axes, level=self.level)
         if not self.decoupled:
-            return {"logprob": behaviour}, rows.mask
+            return {"logprob": behaviour}, rows.mask, {}
         proximal = self._scored(model.policy, rows, self.level)
         length = _entries(rows) if self.level == "sequence" and self.behaviour_level == "unit" else 1.0
-        weight, keep = losses.behaviour_weight(
+        raw = losses.behaviour_weight(
             proximal_logprob=proximal / length,
             behaviour_logprob=behaviour / length,
-            threshold=self.behaviour_threshold,
-            rule=self.behaviour_rule,
             joint=self.behaviour_level == "sequence",
             log_ratio_limit=self.log_ratio_clamp,
         )
+        weight, keep = losses.bound_weight(raw, threshold=self.behaviour_threshold, rule=self.behaviour_rule)
+        mask = None if rows.mask is None else any_unit(rows.mask, axes=rows.axes, level=self.level)
+        metrics = weight_statistics(raw, mask=mask, bounded=None if self.behaviour_threshold is None else weight)
         columns = {"logprob": proximal, "weight": weight}
-        return columns, rows.mask if bool(keep.all()) else _within(rows.mask, keep, rows)
+        return columns, rows.mask if bool(keep.all()) else _within(rows.mask, keep, rows), metrics
 
     def _scored(self, policy: Policy, rows: Rows, level: str) -> Tensor:
         """Log-prob of all rows by a policy, at a level."""

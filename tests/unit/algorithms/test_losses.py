@@ -92,34 +92,33 @@ def test_value_loss_reads_nothing_under_the_mask(options):
 
 
 def test_behaviour_weight_drops_what_is_too_far_off():
-    pair = {"proximal_logprob": t(0.0, 1.0, -1.0), "behaviour_logprob": t(0.0, 0.0, 0.0)}
-    weight, keep = losses.behaviour_weight(**pair, threshold=2.0)
+    whole = losses.behaviour_weight(proximal_logprob=t(0.0, 1.0, -1.0), behaviour_logprob=t(0.0, 0.0, 0.0))
+    weight, keep = losses.bound_weight(whole, threshold=2.0)
     assert weight.tolist() == pytest.approx([1.0, 0.0, math.exp(-1)])
     assert keep.tolist() == [True, False, True]
-    weight, keep = losses.behaviour_weight(**pair, threshold=None)
+    weight, keep = losses.bound_weight(whole, threshold=None)
     assert weight.tolist() == pytest.approx([1.0, math.e, math.exp(-1)])
     assert keep.all()
 
 
 def test_behaviour_weight_truncates_or_masks_both_sides():
     pair = {"proximal_logprob": t(0.0, 1.0, -1.0, 0.5), "behaviour_logprob": t(0.0, 0.0, 0.0, 0.0)}
-    weight, keep = losses.behaviour_weight(**pair, threshold=2.0, rule="truncate")
+    whole = losses.behaviour_weight(**pair)
+    weight, keep = losses.bound_weight(whole, threshold=2.0, rule="truncate")
     assert weight.tolist() == pytest.approx([1.0, 2.0, math.exp(-1), math.exp(0.5)])
     assert keep.all()
-    weight, keep = losses.behaviour_weight(**pair, threshold=2.0, rule="mask")
+    weight, keep = losses.bound_weight(whole, threshold=2.0, rule="mask")
     assert weight.tolist() == pytest.approx([1.0, 0.0, 0.0, math.exp(0.5)])
     assert keep.tolist() == [True, False, False, True]
 
 
 def test_the_joint_behaviour_weight_is_the_product_of_a_row():
     pair = {"proximal_logprob": t([0.5, 0.4], [0.1, -0.2]), "behaviour_logprob": torch.zeros(2, 2).double()}
-    weight, keep = losses.behaviour_weight(**pair, threshold=2.0, rule="mask", joint=True)
+    weight, keep = losses.bound_weight(losses.behaviour_weight(**pair, joint=True), threshold=2.0, rule="mask")
     assert weight.tolist() == [[0.0, 0.0], [pytest.approx(math.exp(-0.1))] * 2]
     assert keep.tolist() == [[False, False], [True, True]]
     flat = {name: x[:, 0] for name, x in pair.items()}
-    assert losses.behaviour_weight(**flat, threshold=None, joint=True)[0].tolist() == pytest.approx(
-        [math.exp(0.5), math.exp(0.1)]
-    )
+    assert losses.behaviour_weight(**flat, joint=True).tolist() == pytest.approx([math.exp(0.5), math.exp(0.1)])
 
 
 def test_importance_bounds_do_not_look_at_the_sign():

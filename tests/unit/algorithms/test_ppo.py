@@ -296,6 +296,37 @@ def test_decoupled_weights_and_dropped_units():
     torch.testing.assert_close(batch.columns["behaviour_logprob"], torch.from_numpy(moved))
 
 
+@pytest.mark.parametrize(
+    ("options", "outside"),
+    [
+        ({"behaviour_threshold": 2.0}, 1 / 4),
+        ({"behaviour_threshold": 2.0, "behaviour_rule": "truncate"}, 1 / 4),
+        ({"behaviour_threshold": 2.0, "behaviour_rule": "mask"}, 2 / 4),
+        ({}, None),
+    ],
+)
+def test_weights_of_the_behaviour_correction_are_reported_as_they_were_before_their_rule(options, outside):
+    objective = PPO(decoupled=True, whiten="none", **options)
+    model = make(objective, kind="joint")
+    trajectory = collect(model, seed=0, steps=1, lanes=5, holes=False, end=0)
+    moved = trajectory.units.logprob - np.log([1.0, 1.5, 2.5, 0.4, 100.0])
+    valid = trajectory.valid.copy()
+    valid[:, 4] = False
+    units = dataclasses.replace(trajectory.units, logprob=moved)
+    _, metrics = objective.targets(model, dataclasses.replace(trajectory, units=units, valid=valid))
+    found = {name[16:]: x for name, x in metrics.items() if name.startswith("train/behaviour_")}
+    expected = {"weight_mean": 5.4 / 4, "weight_max": 2.5} | ({} if outside is None else {"outside": outside})
+    assert {name: x.value for name, x in found.items()} == pytest.approx(expected)
+    assert all(x.reduce == ("max" if name == "weight_max" else "mean") for name, x in found.items())
+    assert all(x.weight == 4 for x in found.values())
+
+
+def test_weights_are_reported_only_where_a_correction_is_asked_for():
+    model = make(PPO(), kind="joint")
+    _, metrics = PPO().targets(model, collect(model, seed=0))
+    assert not [name for name in metrics if "behaviour" in name]
+
+
 def test_decoupled_on_fresh_data_is_plain_ppo():
     found = []
     for objective in (PPO(), PPO(decoupled=True, behaviour_threshold=2.0)):
