@@ -233,11 +233,17 @@ def ls(root: str | Path = "runs") -> str:
     return listing(Path(root))
 
 
-def report(*runs: str | Path, out: str | Path | None = None) -> Path:
-    """One self-contained HTML page about one or several runs: by default the run's own, or one beside the first run."""
+def report(*runs: str | Path, out: str | Path | None = None, metric: str | None = None) -> Path:
+    """One self-contained HTML page about one or several runs: by default the run's own, or one beside the first run.
+
+    With a `metric`, an SVG file of its curve, by default beside the first run.
+    """
+    from m2flow.observe.picture import write_curve
     from m2flow.observe.report import write_report
 
     folders = [Path(run) for run in runs]
+    if metric is not None:
+        return write_curve(folders, metric, out or folders[0].resolve().parent / f"{metric.replace('/', '-')}.svg")
     if out is None and folders:
         first = folders[0]
         several = first.resolve().parent / f"{first.resolve().name}-and-{len(folders) - 1}-more.html"

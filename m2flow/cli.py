@@ -206,11 +206,15 @@ def report(
         Path | None,
         typer.Option(metavar="FILE", help="The page to write. Default: in or beside the first run's folder."),
     ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Write an SVG picture of this curve alone, such as eval/success_once."),
+    ] = None,
 ) -> None:
     """Write one page about runs: curves, timeline, episodes."""
     from m2flow import api
 
-    typer.echo(f"wrote {api.report(*runs, out=out)}")
+    typer.echo(f"wrote {api.report(*runs, out=out, metric=metric)}")
 
 
 @command

@@ -47,14 +47,15 @@ def page(runs: Sequence[RunData]) -> str:
             report_sections.setup(runs),
         )
     )
+    style = asset("chart.css") + asset("report.css")
     title = escape(", ".join(dict.fromkeys(str(run.config.get("name") or run.name) for run in runs)))
     data = island({"charts": collected.charts, "timelines": timelines})
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{title}: m2flow report</title><style>{_asset('report.css')}</style></head><body><main>{body}</main>"
+        f"<title>{title}: m2flow report</title><style>{style}</style></head><body><main>{body}</main>"
         f'<script type="application/json" id="data">{data}</script>'
-        f"<script>{_asset('report.js')}</script></body></html>\n"
+        f"<script>{asset('report.js')}</script></body></html>\n"
     )
 
 
@@ -64,5 +65,6 @@ def island(value: Any) -> str:
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e").replace("\u2028", "\\u2028")
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """A file of `page/`."""
     return resources.files("m2flow.observe").joinpath("page", name).read_text(encoding="utf-8")

@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -51,7 +52,7 @@ def test_the_commands_and_options_are_the_agreed_ones(capsys: pytest.CaptureFixt
         "check": {"--plan", "--cluster", "--diff"},
         "config": set(),
         "show": set(),
-        "report": {"--out"},
+        "report": {"--out", "--metric"},
         "resume": {"--steps", "--step", "--plan", "--quiet"},
         "ls": set(),
         "doctor": {"--runs"},
@@ -258,6 +259,17 @@ def test_report_writes_one_page_about_runs(capsys: pytest.CaptureFixture[str], t
     run.folder.report.unlink()
     assert call(capsys, "report", str(run.path))[1] == f"wrote {run.folder.report}\n"
     assert call(capsys, "report", str(run.path), str(run.path))[1] == f"wrote {tmp_path / 'run-and-1-more.html'}\n"
+    curve = tmp_path / "curve.svg"
+    code, out, _ = call(
+        capsys, "report", str(run.path), str(run.path), "--metric", "train/entropy", "--out", str(curve)
+    )
+    assert (code, out) == (0, f"wrote {curve}\n")
+    drawn = ET.fromstring(curve.read_text())
+    assert [x.text for x in drawn if x.tag.endswith("text")] == ["train/entropy", "run", "run"]
+    assert len(list(drawn.iter("{http://www.w3.org/2000/svg}circle"))) == 4  # a point and an entry of the legend each
+    code, _, err = call(capsys, "report", str(run.path), "--metric", "train/entorpy")
+    assert code == 2
+    assert "did you mean 'train/entropy'?" in err
 
 
 def test_a_shipped_plan_is_found_by_its_name(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
