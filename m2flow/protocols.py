@@ -318,9 +318,8 @@ class TextCodec(Protocol):
         """Ids of a conversation up to where the model answers."""
 
     def reply(self, messages: Sequence[Mapping[str, Any]], *, last: int) -> list[int]:
-        """Ids to append to a conversation whose last ids are an answer, up to where the model answers again.
-
-        `last`: the last of these, a stop id or not. An end of the turn that the answer has not said comes first."""
+        """Ids to append behind an answer whose last id is `last`, up to where the model answers again; they begin with
+        the end of the turn where the answer has not said it."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text without special tokens."""

@@ -17,7 +17,7 @@ train/approx_kl              | nats      | mean      | k3 estimate of the diverg
 train/logprob_gap            | nats      | max       | largest gap of recorded and recomputed log-prob, same weights
 train/logprob_gap_mean       | nats      | mean      | mean gap of recorded and recomputed log-prob, same weights
 train/ratio_outside          | share     | mean      | units recomputed as under half or over twice as likely
-train/behaviour_weight_mean  |           | mean      | weight of units: policy at the start of the step / that which acted
+train/behaviour_weight_mean  |           | mean      | weight of units: policy at the start of the step / that acted
 train/behaviour_weight_max   |           | max       | largest of these weights, before behaviour_threshold
 train/behaviour_outside      | share     | mean      | units that behaviour_rule truncated or left out
 train/clip_fraction          | share     | mean      | units whose gradient the clip removed
