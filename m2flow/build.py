@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from m2flow.capabilities import constants
 from m2flow.config import Recipe
 from m2flow.flow.cluster import Cluster
 from m2flow.flow.graph import Call, Flow, Node, Stream, Weights
@@ -187,7 +188,7 @@ def trained_policy(recipe: Recipe, folder: RunFolder, step: int | None) -> Any:
     policy = build_policy(recipe, recipe.env.spec())
     arrays = read_policy(recipe.checkpoint.build(folder.checkpoints).path(step))
     missing, unknown = policy.load_state_dict(arrays, strict=False)
-    wrong = sorted({*missing, *unknown} - getattr(policy, "constant", frozenset()))
+    wrong = sorted({*missing, *unknown} - constants(policy))
     if wrong:
         raise ValueError(f"{folder.path}: the checkpoint's weights do not fit its recipe: {', '.join(wrong[:5])}")
     return policy.eval()

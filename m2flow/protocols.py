@@ -1,7 +1,7 @@
 """The seams of m2flow: each a Protocol of at most six methods, each with a contract suite in tests/contracts.
 
 Whoever implements one needs nothing else from the package than `m2flow.types`. What is optional is a small Protocol of
-its own, asked for with `isinstance`. What the sections of a recipe must offer stands in m2flow/sections.py.
+its own, asked for with `isinstance` (of policies: m2flow/capabilities.py; of a recipe's sections: sections.py).
 """
 
 from __future__ import annotations

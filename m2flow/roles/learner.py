@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from m2flow import seeds
+from m2flow.capabilities import Sized
 from m2flow.protocols import Objective, Trainer
 from m2flow.roles.columns import cut, merge, side_by_side
 from m2flow.types import Array, Batch, Metric, Observation, Report, Trajectory, Tree, Weights
@@ -191,12 +192,12 @@ class Learner:
         if "behaviour_logprob" not in batch.columns:
             return batch
         rows = min(PARITY_ROWS, batch.size)
-        sizes = getattr(self.trainer.model.policy, "sizes", None)
-        if sizes is not None:
-            tokens = sizes(batch.rows(0, rows).obs).cumsum(0)
+        policy = self.trainer.model.policy
+        if isinstance(policy, Sized):
+            tokens = policy.sizes(batch.rows(0, rows).obs).cumsum(0)
             rows = max(1, int((tokens <= PARITY_TOKENS).sum()))
         part = batch.rows(0, rows)
-        again = self.trainer.model.policy.score(part.obs, part.record).logprob
+        again = policy.score(part.obs, part.record).logprob
         gap = (again - part.columns["behaviour_logprob"]).abs()
         counted = part.columns.get("unit_mask")
         if counted is not None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from m2flow import seeds
 from m2flow.backends.torch.heads import HeadNet
+from m2flow.capabilities import OffersReference, TellsWidth
 from m2flow.types import Array, Head, Observation
 
 
@@ -90,7 +91,7 @@ class Model(nn.Module):
 @torch.no_grad()
 def feature_width(policy: Any) -> int:
     """Number of features: the policy's `feature_size`, else found by asking it about one row of zeros."""
-    if hasattr(policy, "feature_size"):
+    if isinstance(policy, TellsWidth):
         return int(policy.feature_size)
     first = next(policy.parameters())
     obs = {
@@ -102,8 +103,7 @@ def feature_width(policy: Any) -> int:
 
 def _reference(policy: Any) -> Any:
     """The starting policy. One that trains adapters offers itself without them, which costs no second copy."""
-    own = getattr(policy, "reference", None)
-    return own() if callable(own) else _frozen(policy).eval()
+    return policy.reference() if isinstance(policy, OffersReference) else _frozen(policy).eval()
 
 
 def _frozen(module: nn.Module) -> nn.Module:

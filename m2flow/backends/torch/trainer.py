@@ -22,6 +22,7 @@ from m2flow.backends import devices
 from m2flow.backends.torch.group import Group, same_arrays
 from m2flow.backends.torch.model import Model
 from m2flow.backends.torch.optim import SGD, Adam, Optimizer
+from m2flow.capabilities import Autocasts, Shares, constants
 from m2flow.comm.weights import checksums
 from m2flow.protocols import Objective
 from m2flow.types import Array, Batch, Phase, Term, Tree, Weights
@@ -113,12 +114,12 @@ class TorchTrainer:
         self.version = 0
         policy = policy.to(device=config.device, dtype=getattr(torch, config.dtype))
         heads = objective.heads(policy.spec, policy.chunk)
-        if config.autocast != "none" and hasattr(policy, "autocast"):  # so that it scores alike outside of updates
+        if config.autocast != "none" and isinstance(policy, Autocasts):  # so that it scores alike outside of updates
             policy.autocast = torch.bfloat16  # before the reference is made of it
         self.model = Model(policy, heads, seed, reference=objective.needs_reference)
-        self._constant = frozenset(f"policy.{name}" for name in getattr(policy, "constant", ()))
+        self._constant = frozenset(f"policy.{name}" for name in constants(policy))
         self._fingerprint: int | None = None
-        self._sharing = getattr(policy, "sharing", nullcontext)
+        self._sharing = policy.sharing if isinstance(policy, Shares) else nullcontext
         self.groups = self._make_groups()
         self._trained = [
             (p, frozenset(g for g, x in self.groups.items() if n in x.flat.parameters))
@@ -160,8 +161,8 @@ class TorchTrainer:
             RuntimeError: no term depends on the phase's parameters.
         """
         self._focus(phase.group)
-        kind, casts = self.config.device.partition(":")[0], getattr(self.model.policy, "casts", None)
-        half = self.config.autocast != "none" and (casts is None or casts())
+        kind, policy = self.config.device.partition(":")[0], self.model.policy
+        half = self.config.autocast != "none" and (not isinstance(policy, Autocasts) or policy.casts())
         with self._sharing(), torch.autocast(kind, torch.bfloat16) if half else nullcontext():
             loss = self.objective.losses(self.model, batch, phase.name, noise)
         roots, scales, counted = [], [], False
