@@ -8,10 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from m2flow.capabilities import constants
 from m2flow.config import Recipe
 from m2flow.flow.graph import Flow
 from m2flow.flow.plan import Plan
+from m2flow.sections import OnDevice, SpeaksText
 from m2flow.types import Spec
+
+WIDTHS = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}  # bytes of a number
 
 
 def skeleton(recipe: Recipe, spec: Spec) -> Any:
@@ -56,13 +60,26 @@ def estimate(recipe: Recipe, flow: Flow, plan: Plan, spec: Spec, model: Any) -> 
     data = 3 * recipe.rollout.length * recipe.rollout.lanes * row  # as collected, as columns, shuffled
     kept = 0 if recipe.replay is None else recipe.replay.capacity * 2 * row
     needs = {
-        "policy": weights,
-        "generator": weights,  # a copy of its own; its cache of keys and values comes on top
+        "policy": weights + _decoded(recipe, model.policy, float_size),
         "rollout": recipe.rollout.length * lanes * row,
         "learner": 4 * trained * float_size + frozen + data + kept,  # 4: weight, gradient, two moments
         "evaluator": _together(recipe, plan) * row,
     }
     return {node.name: needs.get(node.name, 0) for node in flow.nodes}
+
+
+def _decoded(recipe: Recipe, policy: Any, float_size: int) -> int:
+    """What a generator holds beside the language model that it is given: a copy of the weights to decode with, adapters
+    added in. Its cache of keys and values, which grows with the answers, is not counted."""
+    if not isinstance(recipe.policy, SpeaksText):
+        return 0
+    under = constants(policy)  # what adapters stand on: the copy is as large as that
+    held = [p for name, p in policy.named_parameters() if not under or name in under]
+    engine = recipe.generator
+    size = WIDTHS.get(getattr(engine, "dtype", "auto"), float_size)
+    if engine is None or (isinstance(engine, OnDevice) and engine.device == "cpu"):
+        size = max(size, 4)  # a processor without instructions for half precision holds rounded float32
+    return int(size * sum(p.numel() for p in held))
 
 
 def _bytes(parameters: Iterable[Any], float_size: int) -> int:
