@@ -17,7 +17,7 @@ class TorchGeneratorConfig:
 
     slots: int = 256  # answers that are decoded together; more wait in order
     # of weights, cache and arithmetic; auto: that of the policy, of lora's adapters where it has them. Small updates of
-    # adapters vanish in bfloat16. On a processor without bfloat16 instructions, bfloat16 rounds the weights and computes
+    # adapters vanish in bfloat16. On a processor without instructions for it, bfloat16 rounds the weights and computes
     # in float32, which is quicker there and more exact
     dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     block: int = 8  # tokens of every running answer between two looks at what is finished or shall be stopped

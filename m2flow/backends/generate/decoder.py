@@ -27,7 +27,7 @@ class LanguageModel(Protocol):
     constant: frozenset[str]  # names of `state_dict` that `load` need not bring
 
     def hf_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter by the name that the plain network gives it, adapters merged in, not rounded. Read at once."""
+        """Every parameter by the name that the plain network gives it, adapters merged in, unrounded. Read at once."""
 
     def state_dict(self) -> Mapping[str, Tensor]:
         """Weights by name."""
