@@ -116,30 +116,30 @@ class _RMSNorm(torch.autograd.Function):
 
 
 class _SwiGLU(torch.autograd.Function):
-    """h = a u, a = g s, s = sigmoid(g): du = dh a, dg = dh u (s + a - a s)."""
+    """h = a u, a = silu(g): du = dh a, dg = dh u silu'(g)."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         """[..., I]."""
         gate, up = gate.contiguous(), up.contiguous()
-        sigmoid, active, out = (torch.empty_like(gate) for _ in range(3))
-        for g, u, s, a, h in _tiles(gate, up, sigmoid, active, out):
-            torch.sigmoid(g, out=s)
-            torch.mul(g, s, out=a)
+        active, out = torch.empty_like(gate), torch.empty_like(gate)
+        for g, u, a, h in _tiles(gate, up, active, out):
+            torch.ops.aten.silu.out(g, out=a)
             torch.mul(a, u, out=h)
-        ctx.save_for_backward(up, sigmoid, active)
+        ctx.save_for_backward(gate, up, active)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, by_out: Tensor) -> tuple[Tensor, Tensor]:
         """The formulas above."""
-        up, sigmoid, active = ctx.saved_tensors
+        gate, up, active = ctx.saved_tensors
         by_out = by_out.contiguous()
         by_gate, by_up = torch.empty_like(up), torch.empty_like(up)
-        for dh, u, s, a, dg, du in _tiles(by_out, up, sigmoid, active, by_gate, by_up):
+        for dh, g, u, a, dg, du in _tiles(by_out, gate, up, active, by_gate, by_up):
             torch.mul(dh, a, out=du)
-            torch.add(s, a, out=dg).addcmul_(a, s, value=-1.0).mul_(u).mul_(dh)
+            torch.mul(dh, u, out=dg)
+            torch.ops.aten.silu_backward.grad_input(dg, g, grad_input=dg)
         return by_gate, by_up
 
 
