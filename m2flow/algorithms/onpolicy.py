@@ -311,13 +311,15 @@ class PPO:
         return columns
 
     def _penalty(self, model: Model, rows: Rows) -> Tensor:
-        """KL of the policy that acted against the reference, summed to one number per reward: [S, K]."""
+        """KL of the policy that acted against the reference, summed to one number per reward: [S, K].
+
+        Estimated per unit, whatever the level: the estimators bound and curve the difference, which over a whole answer
+        is far too large for them.
+        """
         assert self.kl != "none"
-        reference = self._scored(model.reference, rows, self.level)
-        behaviour = to_level(rows.logprob, axes=rows.axes, level=self.level)
-        penalty = losses.kl(policy_logprob=behaviour, reference_logprob=reference, estimator=self.kl)
-        axes = rows.axes if self.level == "token" else ("chunk",)
-        return to_level(penalty, axes=axes, level="action" if self.per_action else "chunk")
+        reference = self._scored(model.reference, rows, "token")
+        penalty = losses.kl(policy_logprob=rows.logprob, reference_logprob=reference, estimator=self.kl)
+        return to_level(penalty, axes=rows.axes, level="action" if self.per_action else "chunk")
 
     def _bound(self, columns: dict[str, Tensor]) -> None:
         """Add the bounds of log r, which depend on the sign of the advantage, and what the ratio is multiplied with."""

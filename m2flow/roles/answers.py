@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from m2flow import seeds
 from m2flow.algorithms.advantages import group_filter
@@ -45,6 +46,13 @@ class Group:
     scores: Mapping[str, Array]  # name -> [attempts]
     position: int  # of the task in the order of tasks
     kept: bool = True  # False: it has no spread, and is not trained on
+    flat: bool = False  # True: it has no spread, and all its attempts count as equally good
+
+    @property
+    def rewards(self) -> NDArray[np.float32]:
+        """[attempts], what is trained on."""
+        reward = np.asarray(self.scores["reward"], np.float32)
+        return np.full_like(reward, reward.mean()) if self.flat else reward
 
 
 class AnswerRollout:
@@ -101,7 +109,7 @@ class AnswerRollout:
             self.rejected[why] += 1
             spent = replace(group, kept=False)
             if not left:
-                return group if self.config.when_dry == "keep" else spent
+                return replace(group, flat=True) if self.config.when_dry == "keep" else spent
             self.discarded.append(spent)
         raise AssertionError
 
@@ -179,7 +187,7 @@ def trajectory(groups: Sequence[Group], slots: Sequence[int], size: int, tick: T
     kept = np.repeat([group.kept for group in groups], size)
     valid = (at > 0) & kept[:, None]
     reward = np.zeros((rows, chunk), np.float32)
-    score = np.concatenate([np.asarray(group.scores["reward"], np.float32) for group in groups])
+    score = np.concatenate([group.rewards for group in groups])
     last = np.maximum(np.count_nonzero(at, axis=1) - 1, 0)
     reward[np.arange(rows), last] = np.where(kept, score, 0.0)
     lane = np.array([slot * size + k for slot in slots for k in range(size)], np.int64)

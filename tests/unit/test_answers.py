@@ -162,6 +162,25 @@ def test_a30_groups_without_spread_give_way_until_the_bound_and_are_counted() ->
         step(rollout(lambda prompt, _: prompt[-1].replace("r", "b"), rows, config=kind | {"when_dry": "error"}))
 
 
+def test_a_group_that_is_kept_without_spread_pays_all_its_attempts_alike() -> None:
+    """Wrong answers of different lengths: a punishment of length alone would be what they teach."""
+    rows = [{"prompt": "q", "answer": "z"}]
+    stage = rollout(lambda _, seed: "a" if seed % 2 else "abc", rows, config={"lanes": 8, "group": 8, "resample": 1})
+    score = stage.judge.score
+
+    async def punished(attempts: Any) -> Any:
+        found = await score(attempts)
+        return {"correct": found["reward"], "reward": found["reward"] - [float(len(a.at)) for a in attempts]}
+
+    stage.judge.score = punished  # type: ignore[method-assign]
+    made, metrics = step(stage)
+    paid = made.reward.sum(-1)
+    assert made.valid.any(-1).all() and len(set(paid[0].tolist())) == 1
+    assert -4.0 < float(paid[0, 0]) < -2.0
+    assert metrics["rollout/return"] == pytest.approx(float(paid[0, 0]), abs=1.0)  # what is reported is not flattened
+    assert not advantage(made).any()
+
+
 def test_dynamic_sampling_draws_the_next_task_of_the_slot_and_stops_at_the_first_with_spread() -> None:
     rows = [{"prompt": str(i), "answer": "y"} for i in range(8)]
     mixed = {"5", "4"}

@@ -126,6 +126,7 @@ class TorchTrainer:
             for n, p in self.model.trainable.items()
         ]
         self._focused = ""
+        self._counts: dict[str, Array | float] = {}  # of the terms of this optimiser batch
         self._published = False
 
     def _make_groups(self) -> dict[str, Group]:
@@ -170,6 +171,8 @@ class TorchTrainer:
         for term in loss.terms:
             sums[f"{term.name}_loss"] = (_number(term.total), term.per)
             scale = _scale(term, counts, phase)
+            if term.coef:
+                self._counts[term.per] = counts[term.per]
             if scale is None:
                 continue
             counted = True
@@ -195,7 +198,8 @@ class TorchTrainer:
     def step(self, phase: Phase) -> Mapping[str, Array]:
         """Clip, move the phase's parameter group, clear gradients, move slow copies.
 
-        Metrics `grad_norm` (before clipping) and `lr`, with `/<phase>` where there are several phases.
+        Metrics `grad_norm` (before clipping) and `lr`, with `/<phase>` where there are several phases. Where no term
+        counted anything there is no update: momentum and weight decay would move the weights all the same.
 
         Raises:
             FloatingPointError: on the CPU, a gradient that is not finite; the weights are untouched.
@@ -203,9 +207,12 @@ class TorchTrainer:
         group = self.groups[phase.group]
         norm = group.clip(self.config.max_grad_norm, phase.name)
         rate = self._rate(group)
-        group.optimizer.update(group.flat.data, group.flat.grad, rate)
+        counted = not self._counts or any(float(count) > 0 for count in self._counts.values())
+        self._counts = {}
+        if counted:
+            group.optimizer.update(group.flat.data, group.flat.grad, rate)
         group.flat.grad.zero_()
-        if group.slow:
+        if counted and group.slow:
             with torch.no_grad():
                 for slow, fast, share in group.slow:
                     torch._foreach_lerp_(slow, fast, share)

@@ -201,6 +201,22 @@ def test_reinforce_pays_the_kl_of_what_follows_and_not_of_what_was():
     assert found == pytest.approx([a + 0.5 * (b + 0.5 * (1 + c)), b + 0.5 * (1 + c), 1 + c])
 
 
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
+def test_a_kl_in_the_reward_is_estimated_per_token_whatever_the_level(kind):
+    objective = GRPO(
+        **PLAIN | {"level": "chunk", "std": "none", "baseline": "none"}, kl=kind, kl_in="reward", kl_coef=0.5
+    )
+    model = TextModel(objective)
+    given = answers(model.policy, 3, 1, scores=(1.0, 0.0))
+    gaps = [
+        (b - r).detach() for b, r in zip(*(lists(model, given)[k] for k in ("behaviour", "reference")), strict=True)
+    ]
+    by_hand = {"k1": lambda g: g, "k2": lambda g: 0.5 * g * g, "k3": lambda g: torch.exp(-g) + g - 1.0}[kind]
+    found = objective.targets(model, given)[0].columns["advantage"].reshape(-1).tolist()
+    wanted = [score - 0.5 * float(by_hand(g).sum()) for score, g in zip((1.0, 0.0), gaps, strict=True)]
+    assert found == pytest.approx(wanted)
+
+
 def test_a06_equal_scores_teach_nothing_whatever_the_baseline():
     for options in (
         {},

@@ -288,3 +288,22 @@ def test_a_term_with_coefficient_zero_is_reported_but_gives_no_gradient() -> Non
     assert got["value_loss"][0] > 0
     head = trainer.groups["all"].flat.split(trainer.groups["all"].flat.grad)["heads.value.weights.0"]
     assert not head.any()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"optimizer": "adamw", "weight_decay": 0.1}, {"optimizer": "sgd", "momentum": 0.9}]
+)
+def test_an_optimiser_batch_in_which_nothing_counted_moves_nothing(changes: dict[str, Any]) -> None:
+    """Momentum and weight decay would, and a step of groups that were all dropped is no step."""
+    trainer = TorchTrainerConfig(**changes).build(policy(), Fit(), 0)
+    counts = Fit().counts(batch())
+    trainer.forward_backward(batch(), PHASE, counts)
+    trainer.step(PHASE)
+    before, updates = trainer.groups["all"].flat.data.clone(), trainer.groups["all"].optimizer.updates
+    trainer.forward_backward(batch(), PHASE, dict.fromkeys(counts, 0.0))
+    assert trainer.step(PHASE)["grad_norm"] == 0.0
+    assert torch.equal(trainer.groups["all"].flat.data, before)
+    assert trainer.groups["all"].optimizer.updates == updates
+    trainer.forward_backward(batch(), PHASE, counts)
+    trainer.step(PHASE)
+    assert not torch.equal(trainer.groups["all"].flat.data, before)
