@@ -74,7 +74,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         value = harness.job(sys.executable, "benchmarks.decoding", row)
         found[name] = {"work": row, "load": load, "at": harness.now(), "commit": harness.commit()} | value
         command = "python -m benchmarks.decoding " + " ".join(sys.argv[1:] if arguments is None else arguments)
-        head = {"command": command.strip(), "written": harness.now(), "machine": harness.machine(), "bar": BAR}
+        head = {
+            "name": "decoding",
+            "title": "decoding to transformers' generate",
+            "command": command.strip(),
+            "written": harness.now(),
+            "machine": harness.machine(),
+            "bar": BAR,
+        }
         harness.write(options.result, head | {"rows": found})
         print(f"[bench] {name}: {value['ratio']['median']:.2f}x", flush=True)
     print(table(found))
