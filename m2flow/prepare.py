@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
-from m2flow import build, memory, registry, sections
+from m2flow import build, memory, prepare_text, registry, sections
 from m2flow.config import Recipe
 from m2flow.config.rules import divisors_near
 from m2flow.flow.cluster import Cluster
@@ -115,12 +115,14 @@ def prepare(recipe: Recipe, cluster: Cluster | None = None) -> Prepared:
     if spec is not None:
         model = faults.attempt("policy", memory.skeleton, recipe, spec)
         faults.attempt("evaluation", _evaluation, recipe)
-    text = isinstance(recipe.env, TaskConfig)
+    text, short = isinstance(recipe.env, TaskConfig), None
     if text:
         before = len(faults.errors)
         faults.attempt("env", _tasks, recipe)
         if len(faults.errors) == before:
             faults.attempt("policy", _codec, recipe)
+        if len(faults.errors) == before:
+            short = faults.attempt("", prepare_text.room, recipe)
     elif spec is not None:
         faults.attempt("", _cuts, recipe)
     if spec is not None and model is not None:
@@ -142,7 +144,7 @@ def prepare(recipe: Recipe, cluster: Cluster | None = None) -> Prepared:
     assert made is not None
     assert planned is not None
     assert spec is not None
-    notes = (*planned[1], *_notes(recipe, made[0]))
+    notes = (*planned[1], *_notes(recipe, made[0]), *((short,) if short else ()))
     return Prepared(recipe, machine, made[0], planned[0], spec, made[1], needs, notes)
 
 
@@ -235,12 +237,9 @@ def _codec(recipe: Recipe) -> None:
     codec = recipe.policy.codec()
     if not codec.stop:
         raise ValueError("the tokenizer and the generation config name no id that ends an answer")
-    bound = recipe.policy.context()
     for split in ("train", "held_out") if recipe.evaluation is not None else ("train",):
         source = recipe.env.tasks(split, run_seed(recipe))
-        length = len(codec.opening(list(recipe.env.dialogue(source.task(0)).open())))
-        if bound is not None and length >= bound:
-            raise ValueError(f"path: the model sees {bound} tokens, and the first task of {split} has {length} already")
+        codec.opening(list(recipe.env.dialogue(source.task(0)).open()))
 
 
 # ---- environment and policy

@@ -1,0 +1,78 @@
+"""Whether the answers that a recipe asks for have room in the context of its model: prompt and answer share it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from m2flow.config import Recipe
+from m2flow.pieces import run_seed
+
+LISTED = 20_000  # tasks of a source that are looked at; of a longer one, or one without end, the first FEW
+FEW = 500
+ENCODED = 500  # of them, the longest, are turned into tokens
+
+
+def room(recipe: Recipe) -> str | None:
+    """What the user should know of prompts that leave less than env.max_tokens; None where there is nothing.
+
+    Raises:
+        ValueError: no answer of that length fits, or a prompt leaves no room at all.
+    """
+    bound, where = _bound(recipe)
+    if bound is None:
+        return None
+    wanted = recipe.env.max_tokens if recipe.flow != "supervised" or recipe.evaluation is not None else 0
+    if wanted + 1 > bound:
+        raise ValueError(
+            f"env.max_tokens: {wanted} tokens of an answer and a prompt do not fit into {bound} ({where}); "
+            f"use less than {bound - 1}, or a longer context"
+        )
+    codec, short, seen = recipe.policy.codec(), 0, 0
+    for split in ("train", "held_out") if recipe.evaluation is not None else ("train",):
+        source = recipe.env.tasks(split, run_seed(recipe))
+        texts = _texts(recipe, source)
+        seen += len(texts)
+        slack = len(codec.opening(_opening(recipe, source, 0)))  # more than what a chat template adds
+        longest = sorted(texts, key=texts.__getitem__, reverse=True)[:ENCODED]
+        if texts[longest[0]] + slack + wanted <= bound:
+            continue
+        for index in longest:
+            length = len(codec.opening(_opening(recipe, source, index)))
+            if length >= bound:
+                raise ValueError(
+                    f"env: task {index} of {split} has a prompt of {length} tokens, which leaves no room for an answer "
+                    f"in {bound} ({where}); raise that, or leave out such tasks (rows: env.max_prompt_chars)"
+                )
+            short += length + wanted > bound
+    if not short:
+        return None
+    return (
+        f"{short} of {seen} prompts looked at leave less than env.max_tokens {wanted} of {bound} ({where}): "
+        "their answers end earlier"
+    )
+
+
+def _bound(recipe: Recipe) -> tuple[int | None, str]:
+    """Tokens that prompt and answer have together, and the key that says so."""
+    model, engine = recipe.policy.context(), getattr(recipe.generator, "max_context", None)
+    if engine is None:
+        return model, "max_position_embeddings of the model"
+    if model is not None and engine > model:
+        raise ValueError(
+            f"generator.max_context: {engine} is more than the model can see, {model} (max_position_embeddings); "
+            f"use at most {model}, or null"
+        )
+    return engine, "generator.max_context"
+
+
+def _opening(recipe: Recipe, source: Any, index: int) -> list[Any]:
+    return list(recipe.env.dialogue(source.task(index)).open())
+
+
+def _texts(recipe: Recipe, source: Any) -> dict[int, int]:
+    """Index -> bytes of the prompt."""
+    count = FEW if source.size is None or source.size > LISTED else source.size
+    return {
+        index: sum(len(str(message.get("content", "")).encode()) for message in _opening(recipe, source, index))
+        for index in range(count)
+    }
