@@ -10,7 +10,7 @@ from pathlib import Path
 from m2flow import registry
 from m2flow.observe import report, report_curves
 from m2flow.observe.jsonl import replace_text
-from m2flow.observe.rundata import RunData, load_run
+from m2flow.observe.rundata import RunData, load_runs
 from m2flow.observe.svg import COLOURS, HEIGHT, WIDTH
 
 HEAD, ROW = 26, 18  # heights of the title, and of a line of the legend
@@ -24,7 +24,7 @@ def write_curve(run_dirs: Sequence[Path | str], metric: str, out: Path | str) ->
     """
     if not run_dirs:
         raise ValueError("run_dirs: no run given; pass at least one run folder")
-    runs = [load_run(run) for run in run_dirs]
+    runs = load_runs(run_dirs)
     names = [name for some in report_curves.metric_names(runs) for name in some]
     if metric not in names:
         raise ValueError(

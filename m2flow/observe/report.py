@@ -15,7 +15,7 @@ from typing import Any
 
 from m2flow.observe import report_curves, report_sections, report_text, report_timeline
 from m2flow.observe.jsonl import replace_text
-from m2flow.observe.rundata import RunData, load_run
+from m2flow.observe.rundata import RunData, load_runs
 
 
 def write_report(run_dirs: Sequence[Path | str], out: Path | str) -> Path:
@@ -25,7 +25,7 @@ def write_report(run_dirs: Sequence[Path | str], out: Path | str) -> Path:
     """
     if not run_dirs:
         raise ValueError("run_dirs: no run given; pass at least one run folder")
-    return replace_text(Path(out), page([load_run(run) for run in run_dirs]))
+    return replace_text(Path(out), page(load_runs(run_dirs)))
 
 
 def page(runs: Sequence[RunData]) -> str:

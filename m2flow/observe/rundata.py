@@ -10,7 +10,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -52,6 +52,7 @@ class RunData:
     alarms: Sequence[Mapping[str, Any]] = ()
     spans: Sequence[Span] = ()
     problems: Sequence[str] = ()
+    title: str = ""  # what it is called beside runs that its seed does not tell it from
 
     @property
     def name(self) -> str:
@@ -68,8 +69,8 @@ class RunData:
 
     @property
     def label(self) -> str:
-        """What the run is called beside other seeds of itself: "seed 3"."""
-        return self.name if self.seed is None else f"seed {self.seed}"
+        """What the run is called beside others: "seed 3", or `title`."""
+        return self.title or (self.name if self.seed is None else f"seed {self.seed}")
 
     @property
     def state(self) -> str:
@@ -130,6 +131,14 @@ def boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         return ""
+
+
+def load_runs(paths: Sequence[Path | str], spans: bool = True) -> list[RunData]:
+    """Runs that are shown together. Those that share a seed are called by their folders."""
+    runs = [load_run(path, spans) for path in paths]
+    if len({run.label for run in runs}) == len(runs):
+        return runs
+    return [replace(run, title=run.name) for run in runs]
 
 
 def load_run(path: Path | str, spans: bool = True, tail: int | None = None) -> RunData:

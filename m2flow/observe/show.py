@@ -17,7 +17,7 @@ from m2flow.observe.metrics import METRICS
 from m2flow.observe.progress import result_table
 from m2flow.observe.report_curves import metric_names
 from m2flow.observe.report_sections import what_ran
-from m2flow.observe.rundata import NONE, Curve, RunData, load_run, show_number, show_seconds
+from m2flow.observe.rundata import NONE, Curve, RunData, load_run, load_runs, show_number, show_seconds
 
 TAIL = 65536  # bytes of metrics that `ls` reads of each run
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -51,7 +51,7 @@ def show(runs: Path | str | Sequence[Path | str], *, width: int | None = None, c
     for folder in folders:
         if Path(folder).is_dir() and not is_run(Path(folder)) and find_runs(folder):
             raise FileNotFoundError(f"{folder}: no run here; `m2flow ls {folder}` lists the runs below it")
-    loaded = [load_run(folder, spans=False) for folder in folders]
+    loaded = load_runs(folders, spans=False)
     console, text = _console(width, colour)
     for run in loaded:
         _head(run, console)

@@ -16,7 +16,7 @@ from m2flow.observe.report import island, write_report
 from m2flow.observe.report_curves import axes
 from m2flow.observe.report_sections import HOW_TO_GET_VIDEOS, NO_VIDEOS, brief, pick
 from m2flow.observe.report_timeline import KEEP_STEPS, gantt, gantt_svg, typical
-from m2flow.observe.rundata import load_run
+from m2flow.observe.rundata import load_run, load_runs
 from m2flow.observe.timeline import utilisation
 from m2flow.observe.trace import Span
 from tests.unit.observe.make_run import HOSTILE, make_run
@@ -278,3 +278,9 @@ def test_protocols_are_shown_in_few_words() -> None:
     assert brief([3, 1, 4, 1, 5]) == "3, 1, 4, ... (5 in all)"
     assert brief([True, None]) == "[true, null]"
     assert brief({"env": "toy", "radius": 0.1}) == "env toy, radius 0.1"
+
+
+def test_runs_that_their_seeds_do_not_tell_apart_are_called_by_their_folders(tmp_path: Path) -> None:
+    one, other = make_run(tmp_path / "grpo").path, make_run(tmp_path / "ppo").path
+    assert [run.label for run in load_runs([one, other])] == ["grpo", "ppo"]
+    assert [run.label for run in load_runs([one])] == [load_run(one).label] != ["grpo"]
