@@ -91,7 +91,7 @@ def _keyed(section: str, recipe: Recipe, text: str) -> str:
     """The message under the key that it is about: "horizon: ..." of the evaluation is evaluation.horizon."""
     if not section:
         return text
-    head = text.partition(":")[0]
+    head = text.partition(":")[0].partition(".")[0]
     known = {item.name for item in fields(getattr(recipe, section))}
     return f"{section}.{text}" if head in known else f"{section}: {text}"
 

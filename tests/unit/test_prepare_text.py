@@ -64,3 +64,16 @@ def test_prompts_that_leave_less_room_are_counted(tmp_path: Path) -> None:
     assert report.ok, report.problems
     assert "2 of 5 prompts looked at leave less than env.max_tokens 8 of 64" in str(report)
     assert "no room for an answer" in "\n".join(api.check(recipe, "policy.config.max_position_embeddings=40").problems)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("policy.config.num_attention_heads=3", "policy.config: num_attention_heads 3 must divide hidden_size 32"),
+        ("policy.config.num_key_value_heads=3", "policy.config: num_key_value_heads 3 must divide num_attention_heads"),
+        ("policy.lora={rank: 64}", "policy.lora.rank: 64 is more than the width 16"),
+        ("policy.stop=['é']", "policy.stop: the tokenizer has no token for 'é'; give texts it has"),
+    ],
+)
+def test_a_policy_that_could_not_train_is_refused_by_its_key(override: str, said: str) -> None:
+    assert said in problems(override)

@@ -27,6 +27,7 @@ SMALL = {  # a model to begin with, of 800,000 weights
     "num_key_value_heads": 4,
     "max_position_embeddings": 1024,
 }
+COLDEST = 1e-3
 PRINTABLE = "".join(map(chr, range(32, 127))) + "\n"
 
 
@@ -35,8 +36,8 @@ class CausalLMConfig:
     """A causal language model of transformers: `path`, or `config` with a `tokenizer`. Nothing is ever downloaded."""
 
     path: str | None = None  # folder that from_pretrained opens: weights, and the tokenizer where `tokenizer` is null
-    # or random weights: model_type and keys of its HF config
-    config: Mapping[str, Any] = field(default_factory=dict, metadata={"example": SMALL})
+    # or random weights: model_type and keys of its HF config; null takes away that of a `base:`
+    config: Mapping[str, Any] | None = field(default_factory=dict, metadata={"example": SMALL})
     # folder of one, or {characters: ...}; null: that of `path`
     tokenizer: CharacterTokenizer | str | None = field(default=None, metadata={"example": {"characters": PRINTABLE}})
     chat: bool = True  # by the chat template, if there is one; false: messages as plain text, one after another
@@ -50,14 +51,22 @@ class CausalLMConfig:
     dtype: Literal["float32", "bfloat16", "float16"] | None = None  # of what lora freezes; null: the trainer's
 
     def __post_init__(self) -> None:
-        if (self.path is None) == (not self.config):
-            raise ValueError("path: give either the folder of a model, or `config` for random weights")
+        if self.path is None and not self.config:
+            raise ValueError("path: give either the folder of a model, or `config` for random weights; neither is")
+        if self.path is not None and self.config:
+            raise ValueError(
+                "path: given together with `config`, which is for random weights; keep one: `config: null` (also where "
+                "it comes from `base:`; then mind `tokenizer`), or `path: null`"
+            )
         if self.config and "model_type" not in self.config:
             raise ValueError("config: needs model_type, for instance qwen2 or llama")
         if self.config and self.tokenizer is None:
             raise ValueError("tokenizer: random weights need one: a folder, or {characters: '0123456789+='}")
-        if not 0.0 < self.temperature < math.inf:
-            raise ValueError(f"temperature: must be more than 0 and finite, got {self.temperature}")
+        if not COLDEST <= self.temperature < math.inf:
+            raise ValueError(
+                f"temperature: must be at least {COLDEST} (below, nothing is left to explore) and finite, "
+                f"got {self.temperature}"
+            )
         if self.logits_chunk is not None and self.logits_chunk < 1:
             raise ValueError(f"logits_chunk: must be at least 1, or null for all at once, got {self.logits_chunk}")
         if self.dtype is not None and self.lora is None:
@@ -82,7 +91,7 @@ class CausalLMConfig:
 
     def context(self) -> int | None:
         """`max_position_embeddings` of the model; None where its config has none."""
-        known = self.config if self.path is None else json.loads((self.folder() / "config.json").read_text())
+        known = (self.config or {}) if self.path is None else json.loads((self.folder() / "config.json").read_text())
         found = known.get("max_position_embeddings")
         return None if found is None else int(found)
 
@@ -112,7 +121,13 @@ class CausalLMConfig:
 
 def _single(tokenizer: Any, text: str) -> int:
     """The id of a text that is one token."""
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    unknown = f"stop: the tokenizer has no token for {text!r}; give texts it has, or add it to tokenizer.characters"
+    try:
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    except Exception as error:  # what the tokenizers library raises is a bare Exception
+        raise ValueError(unknown) from error
+    if not ids or (tokenizer.unk_token_id is not None and tokenizer.unk_token_id in ids):
+        raise ValueError(unknown)
     if len(ids) != 1:
         raise ValueError(f"stop: {text!r} is {len(ids)} tokens of this tokenizer; only what is one can end an answer")
     return int(ids[0])

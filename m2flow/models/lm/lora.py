@@ -44,7 +44,8 @@ def inject(network: Any, lora: LoRA) -> None:
     """Add adapters to `network` in place and freeze the rest. Uses the global random state.
 
     Raises:
-        ValueError: no layer has one of these names, or one is the output layer and tied to the embedding.
+        ValueError: no layer has one of these names, one is the output layer and tied to the embedding, or narrower than
+            the rank.
     """
     from peft import inject_adapter_in_model
 
@@ -60,6 +61,13 @@ def inject(network: Any, lora: LoRA) -> None:
         )
     network.requires_grad_(False)
     inject_adapter_in_model(lora.settings(), network, adapter_name=ADAPTER)
+    sides = {name: min(x.base_layer.weight.shape) for name, x in adapted(network).items()}
+    narrow = min(sides, key=sides.__getitem__, default=None)
+    if narrow is not None and lora.rank > sides[narrow]:
+        raise ValueError(
+            f"lora.rank: {lora.rank} is more than the width {sides[narrow]} of {narrow!r}, so an adapter would be "
+            f"larger than what it adapts; use at most {sides[narrow]}, or leave that layer out of lora.targets"
+        )
 
 
 def adapted(network: nn.Module) -> dict[str, Any]:

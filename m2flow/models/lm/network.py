@@ -16,6 +16,8 @@ from m2flow.models.lm import attention, exact, fused, lora
 # exact for them (tests/unit/models/lm/test_pack.py asks each). All others are computed as padded rows.
 PACKED = frozenset({"llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "olmo2", "gemma"})
 
+SIZES = ("hidden_size", "num_attention_heads", "head_dim", "num_key_value_heads")
+
 # transformers draws from the global random state, which threads of one process share.
 _ALONE = threading.Lock()
 
@@ -109,7 +111,7 @@ def _settings(config: Any) -> Any:
     """The HF config of a model with random weights; vocabulary and special tokens are the tokenizer's."""
     from transformers import CONFIG_MAPPING
 
-    given = dict(config.config)
+    given = dict(config.config or {})
     kind = given.pop("model_type")
     if kind not in CONFIG_MAPPING:
         raise ValueError(f"config: model_type {kind!r} is unknown to transformers; for instance qwen2, qwen3, llama")
@@ -123,7 +125,26 @@ def _settings(config: Any) -> Any:
     unknown = sorted(set(given) - known)
     if unknown:
         raise ValueError(f"config: {kind} has no key {unknown[0]!r}; it has {', '.join(sorted(known))}")
-    return CONFIG_MAPPING[kind](**(special | _lists(given)))
+    _check_heads(given)
+    try:
+        made = CONFIG_MAPPING[kind](**(special | _lists(given)))
+    except Exception as error:  # transformers validates with errors of its own kinds
+        raise ValueError(f"config: transformers refuses it for {kind}: {error}") from error
+    _check_heads({name: getattr(made, name, None) for name in SIZES})
+    return made
+
+
+def _check_heads(sizes: Mapping[str, Any]) -> None:
+    """Heads divide the width of the model (or have a width of their own), heads of keys the heads."""
+    for name in SIZES:
+        value = sizes.get(name)
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise ValueError(f"config: {name} must be a whole number from 1 on, got {value!r}")
+    width, heads, inner, shared = (sizes.get(name) for name in SIZES)
+    if width and heads and not inner and width % heads:
+        raise ValueError(f"config: num_attention_heads {heads} must divide hidden_size {width}, or give head_dim")
+    if heads and shared and heads % shared:
+        raise ValueError(f"config: num_key_value_heads {shared} must divide num_attention_heads {heads}")
 
 
 def _lists(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -205,11 +205,12 @@ def test_a24c_an_exported_adapter_has_its_alpha_and_equals_the_merged_model(tmp_
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    made = move(policy("llama", lora=LoRA(rank=32, alpha=16)))
+    wide = {"hidden_size": 64}  # no layer is narrower than the rank
+    made = move(policy("llama", sizes=wide, lora=LoRA(rank=32, alpha=16)))
     made.save_pretrained(tmp_path / "hf")
     settings = json.loads((tmp_path / "hf/adapter/adapter_config.json").read_text())
     assert (settings["r"], settings["lora_alpha"], settings["lora_dropout"]) == (32, 16, 0.0)
-    adapted = PeftModel.from_pretrained(policy("llama").network, tmp_path / "hf/adapter")
+    adapted = PeftModel.from_pretrained(policy("llama", sizes=wide).network, tmp_path / "hf/adapter")
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
     ids = torch.arange(3, 15)[None]
     with torch.no_grad():
@@ -240,14 +241,25 @@ def test_what_reads_back_differently_is_not_kept(tmp_path: Path, monkeypatch: py
             {"path": "/nowhere/at/all", "config": {}, "tokenizer": None},
             "path: '/nowhere/at/all' is no folder on this machine",
         ),
-        ({"path": "x"}, "path: give either"),
-        ({"config": {}}, "path: give either"),
+        ({"path": "x"}, "path: given together with `config`.*`config: null`"),
+        ({"config": {}}, "path: give either.*; neither is"),
+        ({"config": None}, "path: give either"),
+        (
+            {"sizes": {"num_attention_heads": 3}},
+            "num_key_value_heads 2 must divide num_attention_heads 3|hidden_size 32",
+        ),
+        ({"sizes": {"num_attention_heads": 6}}, "config: num_attention_heads 6 must divide hidden_size 32"),
+        ({"sizes": {"num_attention_heads": 1}}, "config: num_key_value_heads 2 must divide num_attention_heads 1"),
+        ({"sizes": {"num_attention_heads": 0}}, "config: num_attention_heads must be a whole number from 1 on, got 0"),
+        ({"sizes": {"hidden_size": "x"}}, "config: hidden_size must be a whole number"),
+        ({"lora": LoRA(rank=17)}, "lora.rank: 17 is more than the width 16 of .*k_proj"),
+        ({"temperature": 1e-4}, "temperature: must be at least 0.001"),
         ({"config": {"hidden_size": 8}}, "config: needs model_type"),
         ({"tokenizer": None}, "tokenizer: random weights need one"),
         ({"config": {"model_type": "qwen9"}}, "config: model_type 'qwen9' is unknown"),
         ({"config": {"model_type": "qwen2", "hidden": 8}}, "config: qwen2 has no key 'hidden'"),
         ({"config": {"model_type": "qwen2", "vocab_size": 8}}, "config: vocab_size 8 is less than the tokenizer's 20"),
-        ({"temperature": 0.0}, "temperature: must be more than 0"),
+        ({"temperature": 0.0}, "temperature: must be at least 0.001"),
         ({"logits_chunk": 0}, "logits_chunk: must be at least 1"),
         ({"dtype": "bfloat16"}, "dtype: only of weights that lora freezes"),
         ({"lora": LoRA(targets=("q_prj",))}, "lora.targets: no layer is called 'q_prj'; there are .*q_proj"),
