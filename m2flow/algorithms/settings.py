@@ -16,6 +16,10 @@ def check_ppo(o: Any) -> None:
     _check_ranges(o)
     if (o.kl == "none") != (o.kl_coef == 0.0):
         raise ValueError(f"kl_coef: {o.kl_coef} with kl {o.kl!r}; set both to use a KL term, or neither")
+    if o.kl == "none" and o.kl_in != "loss":
+        raise ValueError(
+            f"kl_in: {o.kl_in!r} with kl 'none', so nothing is counted there; set kl and kl_coef, or remove it"
+        )
     if o.kl == "k1" and o.kl_in == "loss":
         raise ValueError("kl: k1 in a loss teaches nothing, its gradient averages to 0; use k2, k3 or kl_in reward")
     if o.level in ("chunk", "sequence") and o.reward_level == "action":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isqrt
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,8 @@ class ArithmeticConfig(TextTasks):
     problem, so that neither is trained on where the other is held out; one of the two is asked. With three or more
     terms this holds for every order of the same numbers and the same signs, whatever the signs.
     """
+
+    offers: ClassVar[tuple[str, ...]] = ("question", "numbers")
 
     max_tokens: int = 16  # sampled tokens of one answer
     digits: int = 2  # of every number

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from m2flow.protocols import Dialogue
 from m2flow.tasks.dialogue import Message, SingleAnswer, ToolDialogue
@@ -23,6 +23,8 @@ _NAME = re.compile(r"\{\{(\w*)\}\}|\{([A-Za-z_]\w*)\}")
 class TextTasks:
     """Keys that all tasks of language models have. A subclass adds `tasks(split, seed)`."""
 
+    offers: ClassVar[tuple[str, ...]] = ()  # fields that a template may ask for; empty: the data says which
+
     max_tokens: int = 64  # sampled tokens of one answer
     max_turns: int = 1  # answers of one conversation; with tools 2 or more
     system: str | None = None  # system prompt, put before every conversation that has none
@@ -37,12 +39,8 @@ class TextTasks:
         if self.tools and self.max_turns < 2:
             raise ValueError("max_turns: with tools 2 or more, because the model answers again when it sees a result")
         table.build(self.tools)
-        for found in _NAME.finditer(self.template or ""):
-            if found[2] in SECRET:
-                raise ValueError(
-                    f"template: {{{found[2]}}} would show the model what is right; write {{{{{found[2]}}}}} where the "
-                    f"text itself shall have {{{found[2]}}}"
-                )
+        if self.template is not None:
+            _check_template(self.template, self.offers)
 
     def spec(self) -> Spec:
         """Token ids in and out, one at a time; only the policy knows how many different ones there are."""
@@ -65,6 +63,24 @@ class TextTasks:
         if self.system is None or messages[0]["role"] == "system":
             return messages
         return ({"role": "system", "content": self.system}, *messages)
+
+
+def _check_template(template: str, offers: tuple[str, ...]) -> None:
+    """Raise ValueError where the template gives right answers away, asks for no field, or for more than a name."""
+    known = ", ".join(f"{{{name}}}" for name in offers) or "the columns of the rows, as {column}"
+    names = names_in(template)
+    for name in names:
+        if name in SECRET:
+            raise ValueError(
+                f"template: {{{name}}} would show the model what is right; write {{{{{name}}}}} where the "
+                f"text itself shall have {{{name}}}"
+            )
+    rest = _NAME.sub("", template)
+    odd = next((found for name in offers if (found := re.search(rf"\{{{name}\b[^{{}}\s]*\}}?", rest))), None)
+    if odd is not None:
+        raise ValueError(f"template: {odd[0]!r} is no {{name}} of a field, which is all that is filled in ({known})")
+    if not names:
+        raise ValueError(f"template: has no field, so every task would ask the same; there are: {known}")
 
 
 def names_in(template: str) -> list[str]:

@@ -32,6 +32,7 @@ class CountdownConfig(TextTasks):
     The reward is `m2flow.tasks.countdown:verify`.
     """
 
+    offers: ClassVar[tuple[str, ...]] = ("numbers", "target", "question")
     judge: ClassVar[Mapping[str, str]] = {"name": "function", "function": "m2flow.tasks.countdown:verify"}
 
     max_tokens: int = 32  # sampled tokens of one answer

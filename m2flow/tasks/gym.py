@@ -26,6 +26,7 @@ class ReasoningGymConfig(TextTasks):
     The reward is `m2flow.tasks.gym:score`.
     """
 
+    offers: ClassVar[tuple[str, ...]] = ("question", "dataset")
     judge: ClassVar[Mapping[str, str]] = {"name": "function", "function": "m2flow.tasks.gym:score"}
 
     dataset: str = field(metadata={"example": "chain_sum"})  # its name in reasoning-gym

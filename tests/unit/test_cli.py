@@ -92,6 +92,12 @@ def test_help_fits_a_narrow_terminal(capsys: pytest.CaptureFixture[str]) -> None
     assert "..." not in out.partition("Commands:")[2], "a summary is cut off"
 
 
+def test_it_runs_as_a_module() -> None:
+    command = [sys.executable, "-m", "m2flow", "--version"]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=240, check=True)
+    assert done.stdout == f"m2flow {__version__}\n"
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(capsys, "--version")[:2] == (0, f"m2flow {__version__}\n")
 

@@ -491,6 +491,7 @@ def test_ragged_units_and_wrong_shapes_are_refused_by_name():
         ({"kl": "k3"}, "kl_coef: 0.0 with kl 'k3'"),
         ({"kl_coef": 0.1}, "kl_coef: 0.1 with kl 'none'"),
         ({"kl_in": "both"}, "kl_in"),
+        ({"kl_in": "reward"}, "kl_in: 'reward' with kl 'none'"),
         ({"kl": "k1", "kl_coef": 0.1}, "kl: k1 in a loss teaches nothing, .*; use k2, k3 or kl_in reward"),
         ({"target_kl": 0.0}, "target_kl"),
         ({"whiten": "yes"}, "whiten: 'yes'"),

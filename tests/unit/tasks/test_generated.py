@@ -140,6 +140,20 @@ def test_wrong_keys_of_arithmetic_are_refused(options, key: str) -> None:
         ArithmeticConfig(**options)
 
 
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("hi", "template: has no field, so every task would ask the same; there are: {question}, {numbers}"),
+        ("{prompt", "template: has no field, so every task would ask the same; there are: {question}, {numbers}"),
+        ("{question.__class__}", "template: '{question.__class__}' is no {name} of a field"),
+        ("{numbers} {question[0]}", "template: '{question[0]}' is no {name} of a field"),
+    ],
+)
+def test_a_template_without_a_plain_field_is_refused(template: str, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        ArithmeticConfig(template=template)
+
+
 # ---- countdown
 
 
