@@ -275,6 +275,13 @@ def init(
     return file
 
 
+def awaited(recipe: str | Path) -> tuple[str, ...]:
+    """Files of rows that a recipe names and that are not there yet."""
+    from m2flow import scaffold
+
+    return scaffold.awaited(load(recipe))
+
+
 def diagnose(root: str | Path = "runs") -> list[Finding]:
     """What this machine has and what is wrong, line by line: what `m2flow doctor` prints."""
     from m2flow.doctor import examine

@@ -275,7 +275,9 @@ def init(
     from m2flow import api
 
     api.init(path, *(overrides or ()), start=start, force=force)
-    typer.echo(f"wrote {path}; next: m2flow check {path}")
+    files = ", ".join(api.awaited(path))
+    first = f"put your rows into {files}, then " if files else ""
+    typer.echo(f"wrote {path}; next: {first}m2flow check {path}")
 
 
 def arguments(argv: Sequence[str]) -> list[str]:

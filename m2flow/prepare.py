@@ -67,6 +67,8 @@ class _Faults:
         try:
             return function(*args)
         except ValueError as error:
+            if str(error) in map(str, self.errors):
+                return None  # several checks build one section, and each would tell its fault
             self.errors.append(error)
             self.texts += getattr(error, "problems", None) or [_keyed(section, args[0], str(error))]
         except Exception as error:

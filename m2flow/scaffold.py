@@ -132,16 +132,29 @@ def init_text(start: str | Sequence[str] | None, path: str, *overrides: str) -> 
     begin = given[0] if given else _DEFAULT
     _parts(begin)
     try:
-        recipe = load(_start(begin), *overrides)
-        prepare(recipe)
+        recipe = load(_start(begin, overrides), *overrides)
+        if not awaited(recipe):
+            prepare(recipe)
     except ValueError as error:
         raise ValueError(f"--from {begin}: these parts do not go together, or not as they are: {error}") from error
     return _HEAD.format(path=path) + "\n" + commented(recipe)
 
 
-def _start(start: str) -> dict[str, Any]:
+def awaited(recipe: Recipe) -> tuple[str, ...]:
+    """Files of rows that the recipe names and that are not there yet: its own data, which `check` will ask for."""
+    if registry.name_of("env", type(recipe.env)) != "rows":
+        return ()
+    named = (recipe.env.files, recipe.env.held_out_files)
+    paths = [path for given in named for path in ((given,) if isinstance(given, str) else given)]
+    return tuple(path for path in paths if not Path(path).exists())
+
+
+def _start(start: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """The keys that these parts need besides their defaults."""
     parts = {kind: {"name": name, **_examples(kind, name)} for kind, name in _parts(start).items()}
+    if any(text.split("=")[0].strip() == "policy.path" and text.split("=", 1)[-1] != "null" for text in overrides):
+        for key in ("config", "tokenizer"):  # of a model with random weights; a folder brings both
+            parts["policy"].pop(key, None)
     objective = registry.resolve("objective", parts["objective"]["name"])
     recipe: dict[str, Any] = {**parts, "evaluation": {}}
     if hasattr(registry.resolve("env", parts["env"]["name"]), "tasks"):
@@ -168,7 +181,7 @@ def _text(parts: Mapping[str, dict[str, Any]], objective: Any) -> dict[str, Any]
     if getattr(objective, "imitates", False):
         return {"flow": "supervised", "reward": judge, "rollout": rollout, "learner": {"epochs": 1}}
     if "level" in _names("objective", parts):
-        parts["objective"]["level"] = "action"
+        parts["objective"] |= {"level": "action"} | ({"gamma": 1.0} if getattr(objective, "critic", False) else {})
     if isinstance(objective, NeedsGroups):
         rollout["group"] = 8
     return {"reward": judge, "rollout": rollout, "learner": {"epochs": 1, "microbatch_tokens": 4096}}

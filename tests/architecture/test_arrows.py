@@ -42,7 +42,8 @@ ALLOWED: dict[str, set[str]] = {
     "scaffold": BASE | {"config", "registry", "prepare"},
     # The builder and what stands in front of it are the only ones that see both sides.
     "memory": BASE | {"config", "flow", "backends"},
-    "prepare": BASE | {"registry", "spec", "pieces", "build", "memory", "config", "flow", "runtime"},
+    "prepare_text": BASE | {"pieces", "config"},
+    "prepare": BASE | {"prepare_text", "registry", "spec", "pieces", "build", "memory", "config", "flow", "runtime"},
     "pieces": BASE | {"config"},
     "build_text": BASE | {"pieces", "registry", "config", "runtime", "roles", "tasks", "observe"},
     "build": BASE
@@ -53,6 +54,7 @@ ALLOWED: dict[str, set[str]] = {
     "api": BASE
     | {"registry", "_version", "spec", "session", "prepare", "build", "config", "flow", "roles", "backends", "observe"}
     | {"doctor", "scaffold"},
+    "__main__": {"cli"},
     "cli": {"_version", "api", "doctor", "observe", "registry"},
 }
 # Third-party package -> where alone it may be imported (a part of m2flow, or one module). One foreign world, one place.

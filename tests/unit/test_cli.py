@@ -98,6 +98,12 @@ def test_it_runs_as_a_module() -> None:
     assert done.stdout == f"m2flow {__version__}\n"
 
 
+def test_a_recipe_of_rows_is_written_before_there_are_rows(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, out, _ = call(capsys, "init", str(tmp_path / "r.yaml"), "--from", "rows/causal_lm/sft")
+    assert code == 0
+    assert "next: put your rows into data/train.jsonl, then m2flow check" in out
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(capsys, "--version")[:2] == (0, f"m2flow {__version__}\n")
 

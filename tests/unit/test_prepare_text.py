@@ -77,3 +77,9 @@ def test_prompts_that_leave_less_room_are_counted(tmp_path: Path) -> None:
 )
 def test_a_policy_that_could_not_train_is_refused_by_its_key(override: str, said: str) -> None:
     assert said in problems(override)
+
+
+def test_a_fault_is_told_once() -> None:
+    for override in ("evaluation.videos=3", "evaluation.horizon=3"):
+        assert problems("evaluation={seeds: 4}", override).count("remove it") == 1
+    assert problems("policy.tokenizer=/nowhere/at/all").count("is no folder") == 1

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 
-from m2flow import api, registry, scaffold
+from m2flow import api, config, registry, scaffold
 from m2flow.config.layers import parse_yaml
+from m2flow.types import Field, Spec
 
 COMBINATIONS = list(itertools.product(*(registry.BUILTIN[kind] for kind in ("env", "policy", "objective"))))
 TASKS = ("arithmetic", "countdown", "reasoning_gym", "rows")
@@ -16,7 +18,6 @@ UNFIT = {
     **{(env, "causal_lm"): "is a language model, and env" for env in registry.BUILTIN["env"] if env not in TASKS},
     **{(env, "sft"): "flow: SFT learns demonstrations" for env in registry.BUILTIN["env"] if env not in TASKS},
     **{(env, "sac"): "SAC learns from a replay buffer" for env in TASKS},
-    ("rows", "causal_lm"): "files",  # those of the example are not here
     ("flow", "sac"): "SAC needs a policy that can propose, and FlowPolicy cannot",
     ("bandit", "flow"): "a flow policy emits vectors of numbers",
     ("bandit", "sac"): "policy.dist: squashed cannot emit one of 4 categories",
@@ -38,7 +39,21 @@ def test_init_from_any_parts_passes_check_or_says_why_not(parts: tuple[str, str,
     values = parse_yaml(scaffold.init_text(start, "r.yaml"), "r.yaml").values
     assert [values[kind]["name"] for kind in ("env", "policy", "objective")] == list(parts)
     report = api.check(values)
+    if parts[0] == "rows":  # the rows are the user's to bring
+        assert [problem[:10] for problem in report.problems] == ["env.files:"]
+        return
     assert report.ok, str(report)
+
+
+def test_what_a_language_model_begins_with_is_per_token_and_may_be_a_folder(tmp_path: Path) -> None:
+    text = scaffold.init_text("arithmetic/causal_lm/ppo", "r.yaml")
+    assert parse_yaml(text, "r.yaml").values["objective"]["gamma"] == 1.0
+    config.load(parse_yaml(text, "r.yaml").values).policy.build(Spec({}, Field((), "int64")), 0).save_pretrained(
+        tmp_path
+    )
+    made = parse_yaml(scaffold.init_text("arithmetic/causal_lm/grpo", "r.yaml", f"policy.path={tmp_path}"), "r.yaml")
+    policy = made.values["policy"]
+    assert (policy["path"], policy["config"], policy["tokenizer"]) == (str(tmp_path), {}, None)
 
 
 def test_several_starts_are_refused() -> None:
