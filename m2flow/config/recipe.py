@@ -64,7 +64,7 @@ class Recipe:
     """
 
     name: str = "run"  # what this run is called; begins the name of its folder
-    flow: str = "onpolicy"  # the graph of stages: onpolicy | offpolicy, or one of your own
+    flow: str = "onpolicy"  # the graph of stages: onpolicy | offpolicy | supervised, or your own
     seed: int | None = 0  # root of all randomness; null: drawn once, shown, and stored with the run
     steps: int = 100  # training steps (one collection of data and the updates on it)
     stall_limit: float = 1800.0  # seconds without a word from any stage before the run is declared stuck

@@ -267,6 +267,21 @@ def _unread(r: Any) -> Iterator[Problem]:
         yield Problem(("plan", "sub_batches"), f"{message}; remove it (the torch generator has slots)")
 
 
+def _overlong(r: Any) -> Iterator[Problem]:
+    """Punishing length is only felt where answers can be that long."""
+    if r.reward is None or not isinstance(r.env, TaskConfig):
+        return
+    parts: dict[Path, Any] = {("reward",): r.reward}
+    if registry.name_of("reward", type(r.reward)) == "combined":
+        parts = {("reward", "parts", name, "reward"): part.reward for name, part in r.reward.parts.items()}
+    longest = r.env.max_tokens * r.env.max_turns
+    for path, reward in parts.items():
+        if registry.name_of("reward", type(reward)) == "overlong" and reward.max_tokens > longest:
+            message = f"{reward.max_tokens} tokens, and answers end at {longest} (env.max_tokens x env.max_turns)"
+            fix = f"so its whole punishment is never given; use {longest} or less"
+            yield Problem((*path, "max_tokens"), f"{message}, {fix}")
+
+
 def _learning(r: Any) -> Iterator[Problem]:
     """What imitates needs demonstrations, and what does not has no use for them."""
     name, imitates = type(r.objective).__name__, getattr(r.objective, "imitates", False)
@@ -290,6 +305,7 @@ def _rates(r: Any) -> Iterator[Problem]:
 RULES: tuple[Rule, ...] = (
     Rule(("env", "policy", "objective", "reward", "generator", "flow", "rollout", "learner"), _text),
     Rule(("env", "evaluation", "plan"), _unread),
+    Rule(("env", "reward"), _overlong),
     Rule(("flow", "objective"), _learning),
     Rule(("objective", "rollout.group"), _groups),
     Rule(("flow", "replay"), _flow),

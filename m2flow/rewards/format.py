@@ -12,6 +12,8 @@ import numpy as np
 
 from m2flow.types import Array
 
+DEFAULT_TAGS = ("think", "answer")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FormatRewardConfig:
@@ -21,7 +23,8 @@ class FormatRewardConfig:
     pattern is as quick as it is written: one with nested repeats can take very long on a text made for it.
     """
 
-    tags: tuple[str, ...] = ("think", "answer")  # names of the tags, in order, one after the other; [] with a pattern
+    # names of the tags, in order, one after the other; null: think and answer, or none where there is a pattern
+    tags: tuple[str, ...] | None = None
     opened: bool = False  # whether the first tag is opened by the prompt already, as some chat templates do
     rest: Literal["none", "allowed", "required"] = "none"  # text behind the last tag
     pattern: str | None = None  # regular expression that the whole text must match (a dot matches line breaks too)
@@ -29,13 +32,16 @@ class FormatRewardConfig:
     wrong: float = 0.0  # reward of any other
 
     def __post_init__(self) -> None:
+        if self.tags is None:
+            object.__setattr__(self, "tags", DEFAULT_TAGS if self.pattern is None else ())
+        assert self.tags is not None
         if self.rest not in ("none", "allowed", "required"):
             raise ValueError(f"rest: must be none, allowed or required, got {self.rest!r}")
         odd = [tag for tag in self.tags if not re.fullmatch(r"[\w-]+", tag)]
         if odd or len(set(self.tags)) < len(self.tags):
             raise ValueError(f"tags: different names of letters, digits, - and _, got {list(self.tags)}")
         if (self.pattern is None) == (not self.tags):
-            raise ValueError("pattern: give either tags or a pattern (with `tags: []`)")
+            raise ValueError("pattern: give either tags or a pattern (with `tags: []` or none)")
         if self.pattern is not None:
             try:
                 re.compile(self.pattern, re.DOTALL)
@@ -78,7 +84,7 @@ class FormatReward:
 
     def _tagged(self, text: str) -> bool:
         config, at = self.config, 0
-        for number, tag in enumerate(config.tags):
+        for number, tag in enumerate(config.tags or ()):
             opening, closing = f"<{tag}>", f"</{tag}>"
             given = config.opened and number == 0
             if text.count(opening) != (0 if given else 1) or text.count(closing) != 1:

@@ -79,6 +79,16 @@ def test_a_policy_that_could_not_train_is_refused_by_its_key(override: str, said
     assert said in problems(override)
 
 
+def test_a_punishment_of_length_that_no_answer_reaches_is_refused() -> None:
+    alone = {**TEXT, "reward": {"name": "overlong", "max_tokens": 8, "cache": 2}}
+    assert api.check(alone).ok
+    with pytest.raises(ValueError, match="reward.max_tokens .*: 9 tokens, and answers end at 8"):
+        api.check(alone, "reward.max_tokens=9")
+    mixed = {**TEXT, "reward": {"name": "combined", "parts": {"short": {"reward": alone["reward"]}}}}
+    with pytest.raises(ValueError, match="reward.parts.short.reward.max_tokens.*: 8 tokens, and answers end at 4"):
+        api.check(mixed, "env.max_tokens=4")
+
+
 def test_a_fault_is_told_once() -> None:
     for override in ("evaluation.videos=3", "evaluation.horizon=3"):
         assert problems("evaluation={seeds: 4}", override).count("remove it") == 1

@@ -64,6 +64,7 @@ def test_a_pattern_must_match_the_whole_text() -> None:
     assert not fits("The Answer: 12.", **keys)
     assert not fits("Answer: 12.\n", **keys)
     assert fits("a\nb", tags=(), pattern="a.b")
+    assert fits("a\nb", pattern="a.b")  # a pattern alone means no tags
 
 
 def test_rewards_are_the_recipe_s() -> None:
@@ -77,7 +78,7 @@ def test_rewards_are_the_recipe_s() -> None:
         ({"tags": ("a", "a")}, "tags: different names"),
         ({"tags": ("a b",)}, "tags: different names"),
         ({"tags": ()}, "pattern: give either tags or a pattern"),
-        ({"pattern": "x"}, "pattern: give either tags or a pattern"),
+        ({"tags": ("a",), "pattern": "x"}, "pattern: give either tags or a pattern"),
         ({"tags": (), "pattern": "("}, r"pattern: '\(' is no regular expression"),
         ({"rest": "some"}, "rest: must be none, allowed or required"),
         ({"right": math.inf}, "right: must be a finite number"),
