@@ -1,13 +1,16 @@
 """Between messages and token ids, over a tokenizer of transformers.
 
 Ids that a model sampled are never made again from text (A26): what follows an answer is taken from what the chat
-template writes behind a sentinel answer, and appended.
+template writes behind a sentinel answer, and appended. Special tokens come from the template alone: their text in what
+users, data and tools say is broken up (`Inert`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from m2flow.models.lm.inert import Inert
 
 Message = Mapping[str, Any]
 SENTINEL = "M2FLOWANSWER"  # stands for an answer while its surroundings are rendered
@@ -24,6 +27,7 @@ class HFCodec:
     def __init__(self, tokenizer: Any, stop_ids: Sequence[int] = ()) -> None:
         self.tokenizer = tokenizer
         self.template = bool(tokenizer.chat_template)
+        self.inert = Inert(tokenizer)
         eos = tokenizer.eos_token_id
         stop = {int(i) for i in stop_ids} | ({int(eos)} if eos is not None else set())
         self._turn = ""  # the special token that the template writes behind an answer, if any
@@ -56,7 +60,7 @@ class HFCodec:
             if not ids:
                 raise ValueError("messages: the prompt is empty and the tokenizer adds no first token; add text")
             return ids
-        return self._ids(self._render(messages, prompt=True))
+        return self._ids(self._render(self.inert.messages(messages), prompt=True))
 
     def reply(self, messages: Sequence[Message], *, last: int) -> list[int]:
         """Ids to append behind an answer whose last id is `last`, up to where the model answers again.
@@ -65,9 +69,9 @@ class HFCodec:
         stop id (a text of `policy.stop`, a second eos) has not said it, and the model knows no turn without.
         """
         if not self.template:
-            text = "".join(_content(m) for m in messages)
+            text = self.inert.text("".join(_content(m) for m in messages))
             return ([] if last in self.stop else [self._eos]) + self._ids(text)
-        tail = self._behind([{"role": "user", "content": "?"}], messages)
+        tail = self._behind([{"role": "user", "content": "?"}], self.inert.messages(messages))
         end = next((end for end in self._ends if tail.startswith(end)), "")
         if last in self.stop and self._text(last) == end:
             tail = tail.removeprefix(end)
@@ -91,6 +95,7 @@ class HFCodec:
             raise ValueError("messages: none has the role 'assistant', so there is nothing to learn from")
         if not self.template:
             return self._plain(messages)
+        messages = self.inert.messages(messages)
         ids: list[int] = []
         said: list[bool] = []
         done = ""  # text whose ids are there already
@@ -135,7 +140,7 @@ class HFCodec:
             if message is not None and message["role"] != "assistant":
                 text += _content(message)
                 continue
-            part = self._ids(text, special=True) if first else self._ids(text)
+            part = self._ids(self.inert.text(text), special=first)
             ids, said, text, first = ids + part, said + [False] * len(part), "", False
             if message is not None:
                 part = [*self._ids(_content(message)), self._eos]
@@ -150,10 +155,13 @@ class HFCodec:
 
     def _behind(self, before: Sequence[Message], after: Sequence[Message]) -> str:
         """What the template writes behind an answer that stands between these messages."""
-        text = self._render([*before, {"role": "assistant", "content": SENTINEL}, *after], prompt=bool(after))
-        if text.count(SENTINEL) != 1:
+        sentinel = SENTINEL
+        while sentinel in repr(after):  # a tool may say this word, too
+            sentinel += "X"
+        text = self._render([*before, {"role": "assistant", "content": sentinel}, *after], prompt=bool(after))
+        if text.count(sentinel) != 1:
             raise ValueError("tokenizer: its chat template changes what an answer says, so nothing can follow one")
-        return text.partition(SENTINEL)[2]
+        return text.partition(sentinel)[2]
 
     def _end_of_turn(self) -> int | None:
         """The special token that the template writes behind an answer, if any."""

@@ -11,6 +11,7 @@ import pytest
 
 from m2flow.models.lm.codec import HFCodec
 from m2flow.models.lm.config import CausalLMConfig
+from m2flow.models.lm.inert import Inert
 from m2flow.models.lm.tokenizer import CharacterTokenizer
 from m2flow.types import Field, Spec
 from tests.unit.models.lm.small import config
@@ -139,7 +140,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_for_demonstrations(tm
     )
     codec = HFCodec.__new__(HFCodec)
     codec.tokenizer, codec.template, codec.stop, codec._ends = words(tmp_path, forgets), True, frozenset({2}), ["<end>"]
-    codec._turn = "<end>"
+    codec._turn, codec.inert = "<end>", Inert(codec.tokenizer)
     turns = [{"role": r, "content": "hello"} for r in ("user", "assistant", "user", "assistant")]
     _, said = codec.demonstration(turns[:2])
     assert sum(said) == 2
