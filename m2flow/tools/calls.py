@@ -4,7 +4,8 @@
     {"name": "calculator", "arguments": {"expression": "2 + 2"}}
     </tool_call>
 
-A call that cannot be read is counted and is no call; the text stays what it is, and nothing in it is evaluated.
+A call that cannot be read is counted and is no call; the text stays what it is, and nothing in it is evaluated. The
+first `MOST` tags of an answer are read, so that the time grows with the length of the text and no faster.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+MOST = 16  # calls of one answer, readable or not
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "array": (list,),
     "object": (dict,),
@@ -34,23 +36,26 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The calls of an answer in their order, and how many more were begun and cannot be read."""
+    """The calls of an answer in their order, how many more were begun and cannot be read, and how many tags stand
+    behind the first `MOST`, which are not looked at."""
 
     calls: tuple[Call, ...] = ()
     broken: int = 0
+    more: int = 0
 
 
 def parse(text: str) -> Found:
-    """Every tool call of an answer. Never raises."""
-    calls, broken, at = [], 0, text.find(OPEN)
-    while at >= 0:
+    """The tool calls of an answer. Never raises."""
+    calls: list[Call] = []
+    broken, at = 0, text.find(OPEN)
+    while at >= 0 and len(calls) + broken < MOST:
         call, end = _one(text, at + len(OPEN))
         if call is None:
             broken += 1
         else:
             calls.append(call)
         at = text.find(OPEN, end)
-    return Found(tuple(calls), broken)
+    return Found(tuple(calls), broken, text.count(OPEN, at) if at >= 0 else 0)
 
 
 def coerce(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:

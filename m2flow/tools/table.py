@@ -12,6 +12,7 @@ from m2flow.tools.calls import Call, coerce
 
 TABLE: Mapping[str, str] = {"calculator": "m2flow.tools.calculator:Calculator"}
 LIMIT = 30.0  # seconds that a call may take
+SHOWN = 64  # characters of a name that the model made up, where it is told so
 
 _LOG = logging.getLogger("m2flow.tools")
 
@@ -57,7 +58,7 @@ async def run(tools: Mapping[str, Tool], call: Call) -> tuple[str, bool]:
     """What a call is answered with, and whether it went well. Never raises: the model is told what was wrong."""
     tool = tools.get(call.name)
     if tool is None:
-        return f"error: there is no tool {call.name!r}, only {', '.join(tools)}", False
+        return f"error: there is no tool {call.name[:SHOWN]!r}, only {', '.join(tools)}", False
     schema = tool.spec.get("parameters", {})
     lacking = [name for name in schema.get("required", ()) if name not in call.arguments]
     if lacking:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from m2flow.tasks.dialogue import ToolDialogue
 from m2flow.tools import table
-from m2flow.tools.calls import Call, Found, coerce, describe, parse
+from m2flow.tools.calls import MOST, Call, Found, coerce, describe, parse
 
 
 def said(name: str, arguments: Any) -> str:
@@ -104,6 +106,33 @@ def test_no_text_raises(text: str, parts: list[str]) -> None:
     for whole in (text + "".join(parts), "".join(parts) + text):
         found = parse(whole)
         assert len(found.calls) + found.broken == whole.count("<tool_call>") or '"' in whole
+
+
+@pytest.mark.parametrize("part", ["<tool_call>", '<tool_call>{"name": ["', "<tool_call>  ", said("a", {})])
+def test_a_long_answer_of_calls_is_read_at_once(part: str) -> None:
+    began = time.process_time()
+    found = parse(part * 20_000)
+    assert time.process_time() - began < 0.5  # 4 s where each tag looks at all that follows
+    assert len(found.calls) + found.broken == MOST
+    assert found.more == 20_000 - MOST
+
+
+def test_calls_behind_the_most_of_an_answer_are_told_so_and_not_run() -> None:
+    talk = ToolDialogue([{"role": "user", "content": "?"}], table.build(["calculator"]))
+    messages = asyncio.run(talk.reply(said("calculator", {"expression": "1+1"}) * (MOST + 3)))
+    assert [m["content"] for m in messages[:MOST]] == ["2"] * MOST
+    assert [m["content"] for m in messages[MOST:]] == [
+        "error: only the first 16 calls of an answer are read; the 3 behind them are not"
+    ]
+    assert talk.info() == {"tool_calls": float(MOST), "tool_errors": 0.0, "tool_broken": 3.0}
+    assert asyncio.run(talk.reply("<tool_call>" * 99)) == ()  # without a readable call it is over
+
+
+def test_a_name_that_the_model_made_up_is_shown_in_part_and_quoted() -> None:
+    talk = ToolDialogue([{"role": "user", "content": "?"}], table.build(["calculator"]))
+    [message] = asyncio.run(talk.reply(said("x\n" * 5000, {})))
+    assert message["name"] == "x\n" * 32
+    assert message["content"] == f"error: there is no tool {message['name']!r}, only calculator"
 
 
 class Echo:
