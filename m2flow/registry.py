@@ -11,11 +11,12 @@ package:
 from __future__ import annotations
 
 import difflib
-import importlib
 import importlib.util
 from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
+
+from m2flow import addresses
 
 BUILTIN: Mapping[str, Mapping[str, str]] = {
     "env": {
@@ -175,7 +176,7 @@ def load(target: str, what: str | None = None) -> Any:
     if not module_name or not attribute:
         raise UnknownName(f"{what}: {target!r} is no address; write 'package.module:Class'")
     try:
-        module = importlib.import_module(module_name)
+        module = addresses.module(module_name)
     except ModuleNotFoundError as error:
         raise missing(what, target, error) from error
     try:

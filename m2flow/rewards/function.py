@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from m2flow import addresses
 from m2flow.types import Array
 
 _LOG = logging.getLogger("m2flow.rewards")
@@ -24,7 +24,9 @@ class FunctionRewardConfig:
     number, or a mapping that has "reward".
     """
 
-    function: str = field(metadata={"example": "my_package.rewards:score"})  # "package.module:name" of the function
+    function: str = field(
+        metadata={"example": "my_package.rewards:score"}
+    )  # "package.module:name" of it, or "./file.py:name"
     components: Mapping[str, float] = field(default_factory=dict)  # name -> weight in the reward
     errors: Literal["count", "raise"] = "count"  # an exception of the function: counted in "error", or passed on
     error_reward: float = 0.0  # reward of a sample whose function raised
@@ -45,9 +47,8 @@ class FunctionRewardConfig:
 
     def build(self) -> FunctionReward:
         """Import the function. Raises ValueError where it does not exist."""
-        module, _, name = self.function.partition(":")
         try:
-            function = getattr(importlib.import_module(module), name)
+            function = addresses.find(self.function)
         except (ImportError, AttributeError) as error:
             raise ValueError(f"function: {self.function!r} cannot be imported ({error})") from error
         if not callable(function):

@@ -21,7 +21,8 @@ ALLOWED: dict[str, set[str]] = {
     "capabilities": {"types"},
     "sections": {"types", "protocols"},
     "spec": BASE,
-    "registry": set(),
+    "addresses": set(),
+    "registry": {"addresses"},
     "activations": set(),
     "intervals": set(),
     "logits": set(),
@@ -31,9 +32,9 @@ ALLOWED: dict[str, set[str]] = {
     "observe": BASE | {"registry"},  # recorders by name
     "models": BASE | {"spec", "activations", "logits"},
     "tasks": BASE | {"spec", "tools"},
-    "tools": BASE,
+    "tools": BASE | {"addresses"},
     "envs": BASE | {"spec", "comm"},  # comm: shared memory without a name
-    "rewards": BASE | {"spec"},
+    "rewards": BASE | {"spec", "addresses"},
     "backends": BASE | {"comm", "activations", "logits"},
     "runtime": BASE | {"comm", "flow", "observe"},
     "roles": BASE | {"algorithms", "spec"},
