@@ -29,7 +29,7 @@ class TextTasks:
     max_turns: int = 1  # answers of one conversation; with tools 2 or more
     system: str | None = None  # system prompt, put before every conversation that has none
     template: str | None = None  # the user's message, with {names} of the row's fields; null: the origin's own
-    tools: tuple[str, ...] = ()  # what the model may call: calculator, or "package.module:Class"
+    tools: tuple[str, ...] = ()  # what the model may call: calculator, "package.module:Class" or "./file.py:Class"
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:

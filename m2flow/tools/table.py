@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from m2flow import addresses
 from m2flow.tools.calls import Call, coerce
 
 TABLE: Mapping[str, str] = {"calculator": "m2flow.tools.calculator:Calculator"}
@@ -40,9 +40,8 @@ def build(names: Sequence[str]) -> dict[str, Tool]:
         target = name if ":" in name else TABLE.get(name)
         if target is None:
             raise ValueError(f"tools: unknown {name!r} (known: {', '.join(TABLE)}; or give 'package.module:Class')")
-        module, _, attribute = target.partition(":")
         try:
-            tool: Tool = getattr(importlib.import_module(module), attribute)()
+            tool: Tool = addresses.find(target)()
             called = str(tool.spec["name"])
         except (ImportError, AttributeError, TypeError, KeyError) as error:
             raise ValueError(

@@ -9,6 +9,7 @@ import pytest
 
 from m2flow import addresses, registry
 from m2flow.rewards.function import FunctionRewardConfig
+from m2flow.tools import table
 
 
 @pytest.fixture
@@ -36,3 +37,10 @@ def test_what_is_not_there_is_told_by_its_key(folder: Path, where: str) -> None:
     with pytest.raises(ValueError, match="env"):
         registry.load(where, "env")
     sys.modules.pop("my_own_score", None)
+
+
+def test_a_tool_may_stand_in_a_file(folder: Path) -> None:
+    (folder / "clock.py").write_text("class Clock:\n    spec = {'name': 'clock'}\n")
+    assert list(table.build(["./clock.py:Clock"])) == ["clock"]
+    with pytest.raises(ValueError, match=r"^tools: './nowhere:Clock' is no tool"):
+        table.build(["./nowhere:Clock"])
