@@ -1,6 +1,7 @@
-"""What a policy may offer besides being a `protocols.Scorer`, each a Protocol asked for with `isinstance`.
+"""What a policy may offer besides being a `protocols.Scorer`, and a reward or a source of tasks besides theirs, each a
+Protocol asked for with `isinstance`.
 
-A policy without one is treated as the docstring says.
+Whoever is without one is treated as the docstring says.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
-from m2flow.types import Array, Observation
+from m2flow.types import Array, Observation, Task
 
 
 @runtime_checkable
@@ -57,6 +58,26 @@ class TellsWidth(Protocol):
     """A known number of features. Without it: found by asking for those of a row of zeros."""
 
     feature_size: int
+
+
+@runtime_checkable
+class ChecksTasks(Protocol):
+    """A reward that knows before the run which tasks it could not score. Without it: found when they are drawn."""
+
+    def check_task(self, task: Task) -> None:
+        """Raise ValueError("<key of the reward>: ...") where this task cannot be scored. Quick, and starts nothing."""
+
+
+@runtime_checkable
+class LabelsTasks(Protocol):
+    """A source of tasks that users have written themselves, so that each is looked at before the run. Without it: the
+    tasks of a long or endless source are only sampled, and named by their number."""
+
+    def label(self, index: int) -> str:
+        """File and row of a task, for messages."""
+
+    def example(self, index: int) -> str:
+        """The row of a task as it stands in the file, long texts shortened."""
 
 
 def constants(policy: Any) -> frozenset[str]:

@@ -124,6 +124,8 @@ def prepare(recipe: Recipe, cluster: Cluster | None = None) -> Prepared:
         if len(faults.errors) == before:
             faults.attempt("policy", _codec, recipe)
         if len(faults.errors) == before:
+            faults.attempt("", prepare_text.answers, recipe)
+        if len(faults.errors) == before:
             short = faults.attempt("", prepare_text.room, recipe)
     elif spec is not None:
         faults.attempt("", _cuts, recipe)

@@ -1,9 +1,10 @@
-"""Whether the answers that a recipe asks for have room in the context of its model: prompt and answer share it."""
+"""Whether a reward can score the tasks, and whether prompt and answer have room in the context of the model."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from m2flow.capabilities import ChecksTasks, LabelsTasks
 from m2flow.config import Recipe
 from m2flow.pieces import run_seed
 
@@ -52,6 +53,42 @@ def room(recipe: Recipe) -> str | None:
     )
 
 
+def answers(recipe: Recipe) -> None:
+    """The reward can score the tasks: all that users have written, of others the first.
+
+    Raises:
+        ValueError: names the first task that it cannot score, its fault, and a row that it can.
+    """
+    reward = None if recipe.reward is None else recipe.reward.build()
+    if not isinstance(reward, ChecksTasks):
+        return
+    bad, first, valid = 0, "", ""
+    for split in _scored(recipe):
+        source = recipe.env.tasks(split, run_seed(recipe))
+        for index in range(_looked_at(source, everything=isinstance(source, LabelsTasks))):
+            task = source.task(index)
+            try:
+                reward.check_task(task)
+                valid = valid or (source.example(index) if isinstance(source, LabelsTasks) else "")
+            except ValueError as error:
+                where = source.label(index) if isinstance(source, LabelsTasks) else f"task {index} of {split}"
+                bad, first = bad + 1, first or f"reward.{error} ({where})"
+    if bad:
+        more = f"; {bad} tasks are like that, this is the first" if bad > 1 else ""
+        raise ValueError(first + more + (f"; a valid row: {valid}" if valid else ""))
+
+
+def _scored(recipe: Recipe) -> tuple[str, ...]:
+    """The splits whose answers are scored; imitation scores none of those it trains on."""
+    train = ("train",) if recipe.flow != "supervised" else ()
+    return (*train, "held_out") if recipe.evaluation is not None else train
+
+
+def _looked_at(source: Any, *, everything: bool = False) -> int:
+    size: int | None = source.size
+    return FEW if size is None or (size > LISTED and not everything) else size
+
+
 def _bound(recipe: Recipe) -> tuple[int | None, str]:
     """Tokens that prompt and answer have together, and the key that says so."""
     model, engine = recipe.policy.context(), getattr(recipe.generator, "max_context", None)
@@ -71,8 +108,7 @@ def _opening(recipe: Recipe, source: Any, index: int) -> list[Any]:
 
 def _texts(recipe: Recipe, source: Any) -> dict[int, int]:
     """Index -> bytes of the prompt."""
-    count = FEW if source.size is None or source.size > LISTED else source.size
     return {
         index: sum(len(str(message.get("content", "")).encode()) for message in _opening(recipe, source, index))
-        for index in range(count)
+        for index in range(_looked_at(source))
     }

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from m2flow.capabilities import ChecksTasks
 from m2flow.protocols import Closes, Reward
 from m2flow.rewards.function import number
-from m2flow.types import Array
+from m2flow.types import Array, Task
 
 _SUMS = ("error", "timeout")
 _RESERVED = ("reward", *_SUMS)
@@ -90,6 +91,15 @@ class CombinedReward:
                 if name in sums:
                     sums[name] += np.asarray(column, np.float32)
         return {"reward": total.astype(np.float32), **sums, **columns}
+
+    def check_task(self, task: Task) -> None:
+        """Ask the parts that look at tasks. Raises ValueError with the part's name before the key."""
+        for name, reward in self.parts.items():
+            if isinstance(reward, ChecksTasks):
+                try:
+                    reward.check_task(task)
+                except ValueError as error:
+                    raise ValueError(f"parts.{name}.reward.{error}") from error
 
     def close(self) -> None:
         """Close the parts that hold something."""

@@ -20,7 +20,7 @@ import numpy as np
 from m2flow.rewards.answers import LONGEST, Extract, extract, last_box
 from m2flow.rewards.exact import tidy, verdict
 from m2flow.rewards.math_pool import Outcome, Pool
-from m2flow.types import Array
+from m2flow.types import Array, Task
 
 _LOG = logging.getLogger("m2flow.rewards")
 _LONGEST_WAIT = 3600.0  # seconds
@@ -125,6 +125,13 @@ class MathReward:
         columns = np.array(rows, np.float32).reshape(len(rows), len(_COLUMNS))
         return {name: columns[:, at].copy() for at, name in enumerate(_COLUMNS)}
 
+    def check_task(self, task: Task) -> None:
+        """Raise ValueError where the task has no right answer that could be compared; asks no verifier."""
+        key = self.config.answer
+        if key not in task.payload:
+            raise ValueError(f"answer: tasks have no {key!r} (keys: {', '.join(task.payload)}); name the key of theirs")
+        _text(task.payload[key], f"answer: field {key!r}")
+
     def close(self) -> None:
         """End the verifiers; scoring again starts new ones."""
         self.pool.close()
@@ -144,7 +151,8 @@ class MathReward:
             return dict.fromkeys(questions, Outcome("wrong"))
         if not self.pool.pids():
             _require_math_verify()
-        outcomes = dict(zip(questions, self.pool(questions), strict=True))
+        asked = [{"gold": gold, "answer": answer} for gold, answer in questions]
+        outcomes = dict(zip(questions, self.pool(asked), strict=True))
         for (gold, answer), outcome in outcomes.items():
             if outcome.why and outcome.why not in self._told and len(self._told) < 20:  # each kind once
                 self._told.add(outcome.why)

@@ -1,4 +1,4 @@
-"""Processes that compare two answers, each question under a wall limit. They are started when the first one comes.
+"""Processes that judge answers, each question under a wall limit. They are started when the first one comes.
 
 Any thread may ask; the processes answer one caller at a time. A process that takes too long or dies is replaced, and
 the question has its own outcome for that. A fork of this process starts processes of its own.
@@ -7,6 +7,7 @@ the question has its own outcome for that. A fork of this process starts process
 from __future__ import annotations
 
 import json
+import math
 import os
 import selectors
 import struct
@@ -17,31 +18,37 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
 _START = 120.0  # seconds to import sympy in, on a busy machine
 _ATTEMPTS = 3  # starts in a row that may fail
-_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from m2flow.rewards.math_worker import main; main()"
+Question: TypeAlias = Mapping[str, Any]  # what goes to the worker as JSON
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); import importlib; "
+    "importlib.import_module(sys.argv[3]).main()"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a question: `verdict` is "right", "wrong", "error" or "timeout"; `why` tells of the last two."""
+    """What became of a question: `verdict` is "right", "wrong", "scored" with a `score`, or "error" or "timeout" with
+    its `why`."""
 
     verdict: str
     why: str = ""
+    score: float = math.nan
 
 
 class _Process:
     """One verifier, and the question that it has."""
 
-    def __init__(self, seconds: float, memory: int) -> None:
+    def __init__(self, worker: str, seconds: float, memory: int) -> None:
         self.errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed in end()
         paths, limits = json.dumps([str(entry) for entry in sys.path]), json.dumps([seconds, memory])
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _BOOT, paths, limits],
+            [sys.executable, "-P", "-c", _BOOT, paths, limits, worker],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,
@@ -51,10 +58,10 @@ class _Process:
         self.deadline = time.monotonic() + _START
         self.buffer = bytearray()
 
-    def ask(self, job: int, gold: str, answer: str, seconds: float) -> bool:
+    def ask(self, job: int, question: Question, seconds: float) -> bool:
         """Send a question; False where the process is not there any more."""
         assert self.process.stdin is not None
-        data = json.dumps({"gold": gold, "answer": answer}).encode()
+        data = json.dumps(question).encode()
         try:
             self.process.stdin.write(struct.pack(">I", len(data)) + data)
             self.process.stdin.flush()
@@ -103,6 +110,7 @@ class Pool:
     workers: int
     seconds: float
     memory: int  # MiB of address space of each
+    worker: str = "m2flow.rewards.math_worker"  # the module whose `main` a process runs; it says what a question is
     _there: list[_Process] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -110,8 +118,8 @@ class Pool:
         _POOLS.add(self)
         weakref.finalize(self, _end_all, self._there)
 
-    def __call__(self, questions: Sequence[tuple[str, str]]) -> list[Outcome]:
-        """The outcome of every (right answer, given answer), in order.
+    def __call__(self, questions: Sequence[Question]) -> list[Outcome]:
+        """The outcome of every question, in order.
 
         Raises:
             RuntimeError: no process can be started; what it said is in the message.
@@ -142,7 +150,7 @@ class Pool:
 class _Round:
     """The questions of one call."""
 
-    def __init__(self, pool: Pool, questions: Sequence[tuple[str, str]]) -> None:
+    def __init__(self, pool: Pool, questions: Sequence[Question]) -> None:
         self.pool, self.questions = pool, questions
         self.waiting = deque(range(len(questions)))
         self.outcomes: dict[int, Outcome] = {}
@@ -170,12 +178,12 @@ class _Round:
             if not self.waiting:
                 return
             job = self.waiting.popleft()
-            if not process.ask(job, *self.questions[job], self.pool.seconds):
+            if not process.ask(job, self.questions[job], self.pool.seconds):
                 self.waiting.appendleft(job)
                 self._drop(process, selector)
         starting = sum(not process.ready for process in there)
         while len(there) < self.pool.workers and starting < len(self.waiting):
-            process = _Process(self.pool.seconds, self.pool.memory)
+            process = _Process(self.pool.worker, self.pool.seconds, self.pool.memory)
             there.append(process)
             selector.register(process.process.stdout, selectors.EVENT_READ, process)  # type: ignore[arg-type]
             starting += 1
@@ -187,7 +195,9 @@ class _Round:
         elif message is not None and message.get("ready"):
             process.ready, self.failed_starts = True, 0
         elif message is not None:
-            self.outcomes[process.job] = Outcome(message["verdict"], message.get("why", ""))
+            self.outcomes[process.job] = Outcome(
+                message["verdict"], message.get("why", ""), message.get("score", math.nan)
+            )
             process.job = -1
 
     def _drop(self, process: _Process, selector: selectors.BaseSelector, *, late: bool = False) -> None:
@@ -207,7 +217,7 @@ class _Round:
             self.failed_starts += 1
             if self.failed_starts >= _ATTEMPTS:
                 how = f"took longer than {_START:g} s" if late else f"ended with {process.process.returncode}"
-                raise RuntimeError(f"the verifier of mathematical answers does not start: it {how}: {said}")
+                raise RuntimeError(f"the verifier ({self.pool.worker}) does not start: it {how}: {said}")
 
 
 def _end_all(processes: list[_Process]) -> None:

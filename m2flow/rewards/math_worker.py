@@ -20,6 +20,7 @@ import resource
 import signal
 import struct
 import sys
+from collections.abc import Callable
 from typing import Any, BinaryIO
 
 _GRACE = 2.0  # seconds that the timer waits longer than the pool
@@ -42,14 +43,14 @@ def receive(pipe: BinaryIO) -> Any:
     return json.loads(pipe.read(struct.unpack(">I", head)[0]))
 
 
-def main() -> None:
-    """Entry of the process."""
+def main(make: Callable[[], Any] | None = None) -> None:
+    """Entry of the process; `make` gives what answers in place of `Judge`."""
     seconds, memory = json.loads(sys.argv[2])
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints must not stand among the answers
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asks decides what it means
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    judge = Judge()
+    judge = (make or Judge)()
     logging.disable(logging.CRITICAL)  # math-verify warns of every answer that it cannot read
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     limit = memory * 2**20 if hard == resource.RLIM_INFINITY else min(memory * 2**20, hard)

@@ -31,7 +31,9 @@ class RolloutConfig:
     lanes: int = 8  # environments stepped together, or answers per training step; over all replicas
     length: int = 128  # decisions per lane and training step; a whole conversation is one
     group: int = 1  # neighbouring lanes that start every episode alike; attempts at one task, for group baselines
-    resample: int = 0  # times that a group whose attempts all score alike gives way to another task (DAPO); text only
+    # times that a group whose attempts are alike gives way to another task (DAPO; text only). Alike: all right or all
+    # wrong where the reward has a component `correct`, else equal rewards
+    resample: int = 0
     # what becomes of a group without spread after that: keep (advantage 0) | drop (not trained on) | error
     when_dry: Literal["keep", "drop", "error"] = "keep"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,17 +39,28 @@ def filled(template: str, payload: Mapping[str, Any]) -> None:
         value = payload.get(name)
         if value is None:
             raise BadRow(name, f"is missing, and env.template asks for it (columns: {', '.join(map(str, payload))})")
+        _finite(name, value)
         if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
             raise BadRow(name, "is a list of messages, and env.template can only take text")
     if names and all(isinstance(payload[name], str) and not payload[name].strip() for name in names):
         raise BadRow(names[0], "is empty")
 
 
-def number_as_text(value: Any) -> Any:
-    """Numbers as text, since rewards compare texts; None for empty text; everything else as it is."""
+def number_as_text(name: str, value: Any) -> Any:
+    """Numbers as text, since rewards compare texts; None for empty text; everything else as it is.
+
+    Raises:
+        BadRow: NaN or infinity, which JSON files of Python hold and which is also how tables write "none".
+    """
+    _finite(name, value)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     return None if isinstance(value, str) and not value.strip() else value
+
+
+def _finite(name: str, value: Any) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise BadRow(name, f"is {value}, which is no number")
 
 
 def conversation(value: Any) -> tuple[list[dict[str, Any]], str | None]:

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 from m2flow import seeds
 from m2flow.protocols import TaskSource
 from m2flow.tasks.base import Side, Source, TextTasks, fill
-from m2flow.types import Sample
 
 _STEPS = 1000  # positions tried for a question that is not held out
 _REACH = 2**20  # seeds of one run of a dataset, which numbers them by seed + index
@@ -23,11 +22,11 @@ class ReasoningGymConfig(TextTasks):
     """One dataset of reasoning-gym. Fields of a task: question, prompt, answer, entry (all that the dataset says).
 
     The questions that are held out never occur in training: where one is drawn there, the next that is not is taken.
-    The reward is `m2flow.tasks.gym:score`.
+    The reward is `m2flow.rewards.gym:score`.
     """
 
     offers: ClassVar[tuple[str, ...]] = ("question", "dataset")
-    judge: ClassVar[Mapping[str, str]] = {"name": "function", "function": "m2flow.tasks.gym:score"}
+    judge: ClassVar[Mapping[str, str]] = {"name": "function", "function": "m2flow.rewards.gym:score"}
 
     dataset: str = field(metadata={"example": "chain_sum"})  # its name in reasoning-gym
     options: Mapping[str, Any] = field(default_factory=dict)  # keys of its own config, for instance {min_terms: 2}
@@ -51,36 +50,28 @@ class ReasoningGymConfig(TextTasks):
         kept = _held_out(self.dataset, options, self.held_out)
         if split == "held_out":
             made = _make(self.dataset, options, _held_seed(self.dataset))
-            return Source(len(kept), lambda index: self._payload(options, made[kept[index][0]]))
+            return Source(len(kept), lambda index: self._payload(options, made, kept[index][0]))
         asked = frozenset(question for _, question in kept)
         key = seeds.derive(seed, "reasoning_gym", self.dataset)
-        return Source(None, lambda index: self._payload(options, self._train(options, asked, key, index)))
+        return Source(None, lambda index: self._payload(options, *self._train(options, asked, key, index)))
 
-    def _train(self, options: str, asked: frozenset[str], key: int, index: int) -> Mapping[str, Any]:
+    def _train(self, options: str, asked: frozenset[str], key: int, index: int) -> tuple[Any, int]:
+        """(dataset, index of an entry) at this position."""
         for turn in range(_STEPS):
             made = _make(self.dataset, options, seeds.derive(key, index // _REACH, turn))
-            entry: Mapping[str, Any] = made[index % _REACH]
-            if entry["question"] not in asked:
-                return entry
+            if made[index % _REACH]["question"] not in asked:
+                return made, index % _REACH
         raise ValueError(
             f"held_out: {self.dataset} with these options has hardly any question beyond the {self.held_out} held out; "
             "lower it, or make the dataset larger by its options"
         )
 
-    def _payload(self, options: str, entry: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _payload(self, options: str, made: Any, index: int) -> Mapping[str, Any]:
+        entry = made[index]
         question = str(entry["question"]).strip()
         row = {"question": question, "dataset": self.dataset}
-        known = {"answer": entry["answer"], "entry": entry, "options": options}
+        known = {"answer": entry["answer"], "entry": entry, "options": options, "seed": made.seed, "index": index}
         return {**row, "prompt": fill(self.template or "{question}", row), **known}
-
-
-def score(sample: Sample) -> float:
-    """What the dataset's own scorer gives the answer, from 0 to 1: for what stands in the last <answer>...</answer>,
-    else for the whole text."""
-    payload = sample.task.payload
-    inner = sample.text.rpartition("<answer>")[2].partition("</answer>")
-    answer = inner[0] if "<answer>" in sample.text and inner[1] else sample.text
-    return float(_make(payload["dataset"], payload["options"], 0).score_answer(answer.strip(), payload["entry"]))
 
 
 def _held_seed(dataset: str) -> int:

@@ -82,7 +82,7 @@ class RowsConfig(TextTasks):
             payload.pop("messages", None)
             payload["prompt"] = text_of("prompt", payload.get("prompt"))
         for name in ("answer", "completion"):
-            payload[name] = number_as_text(payload.get(name))
+            payload[name] = number_as_text(name, payload.get(name))
             if payload[name] is None:
                 del payload[name]
         for name in required:
@@ -106,6 +106,16 @@ class RowSource:
             raise ValueError(f"index: there is no task {index}, only 0 to {len(self.at) - 1}")
         table, row = (int(x) for x in self.at[index])
         return Task(index, self.config.read(self.tables[table].row(row), self.required))
+
+    def label(self, index: int) -> str:
+        """File and row of a task, for messages."""
+        table, row = (int(x) for x in self.at[index])
+        return self.tables[table].label(row)
+
+    def example(self, index: int) -> str:
+        """Its row as it stands in the file, long texts shortened."""
+        table, row = (int(x) for x in self.at[index])
+        return example(self.tables[table].row(row))
 
 
 @dataclass(frozen=True, slots=True)

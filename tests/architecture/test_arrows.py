@@ -83,7 +83,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "vllm": ("backends.vllm",),
     "pyarrow": ("tasks", "observe"),
     "datasets": ("tasks.rows",),
-    "reasoning_gym": ("tasks.gym",),
+    "reasoning_gym": ("tasks.gym", "rewards.gym_worker"),
     "math_verify": ("rewards",),
     "latex2sympy2_extended": ("rewards",),
     "sympy": ("rewards",),

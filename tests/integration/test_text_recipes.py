@@ -29,6 +29,8 @@ def test_a_recipe_for_gpus_takes_a_step_with_a_tiny_model(tmp_path: Path, path: 
     changes = lm_files.stand_ins(config.load(path), tmp_path) + SMALL
     if config.load(path).rollout.resample:
         changes += ["rollout.resample=1", "rollout.when_dry=keep"]  # a random model is never right
+    if "overlong" in path.read_text():
+        changes += [f"reward.parts.overlong.reward.{key}" for key in ("max_tokens=4", "cache=2")]
     run = m2flow.train(path, *changes, run_dir=tmp_path / "run", quiet=True)
     [row] = [row for row in run.metrics() if "train/samples" in row]
     assert row["train/samples"] == 8 and row["rollout/length_max"] == 4 and row["train/logprob_gap"] < 1e-3

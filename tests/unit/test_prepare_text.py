@@ -93,3 +93,44 @@ def test_a_fault_is_told_once() -> None:
     for override in ("evaluation.videos=3", "evaluation.horizon=3"):
         assert problems("evaluation={seeds: 4}", override).count("remove it") == 1
     assert problems("policy.tokenizer=/nowhere/at/all").count("is no folder") == 1
+
+
+def rows(path: Path, *answers: Any) -> tuple[str, ...]:
+    """Overrides for a file of good rows with these answers behind them."""
+    lines = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(4)]
+    lines += [{"prompt": f"{i}-1=", "answer": answer} for i, answer in enumerate(answers)]
+    (path / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    keep = ("env.name=rows", f"env.files={path / 'rows.jsonl'}", "env.held_out=0", "env.template=null", "env.max_tokens=8")
+    return (*keep, "evaluation=null")
+
+
+@pytest.mark.parametrize("answer", [["4"], True, "\\boxed{}", "7" * 50_000])
+@pytest.mark.parametrize("nested", [False, True])
+def test_right_answers_that_cannot_be_compared_are_refused_with_file_row_and_field(
+    tmp_path: Path, answer: Any, nested: bool
+) -> None:
+    given = rows(tmp_path, "5", answer, answer)
+    key = "reward.answer"
+    if nested:
+        given += ('reward={"name": "combined", "parts": {"it": {"reward": {"name": "math"}}}}',)
+        key = "reward.parts.it.reward.answer"
+    found = problems(*given)
+    assert found.startswith(f"{key}: field 'answer': ")
+    assert f"({tmp_path / 'rows.jsonl'} row 6 (line 6)); 2 tasks are like that, this is the first" in found
+    assert found.endswith('; a valid row: {"prompt": "0+1=", "answer": "1"}')
+
+
+def test_a_reward_that_asks_for_a_key_that_the_rows_do_not_have_is_refused(tmp_path: Path) -> None:
+    found = problems(*rows(tmp_path), 'reward={"name": "math", "answer": "gold"}')
+    assert found.startswith("reward.answer: tasks have no 'gold' (keys: prompt, answer); name the key of theirs")
+
+
+def test_rows_of_chats_have_no_right_answer_for_the_math_reward(tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
+    given = rows(tmp_path)
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": chat}) + "\n")
+    assert "reward.answer: tasks have no 'answer' (keys: messages, completion)" in problems(*given)
+
+
+def test_the_tasks_of_the_package_are_ones_that_the_reward_can_score(tmp_path: Path) -> None:
+    assert api.check(TEXT, *rows(tmp_path, 5, 2.5, "so \\boxed{3}")).ok

@@ -219,10 +219,10 @@ def test_a04_a_verifier_that_dies_is_an_error_that_is_counted(caplog: pytest.Log
 
 def test_a04_a_verifier_without_memory_is_an_error_and_replaced() -> None:
     starved = Pool(1, 60.0, 1)  # MiB: less than it has already
-    [first] = starved([("x^2+2x+1", "(x+1)^2")])
+    [first] = starved([{"gold": "x^2+2x+1", "answer": "(x+1)^2"}])
     assert first.verdict == "error"
     before = starved.pids()
-    [second] = starved([("x^2+2x+1", "(x+1)^2")])
+    [second] = starved([{"gold": "x^2+2x+1", "answer": "(x+1)^2"}])
     assert second.verdict == "error"
     assert not set(before) & set(starved.pids())
     starved.close()

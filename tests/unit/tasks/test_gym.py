@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
+from functools import lru_cache
+from pathlib import Path
 
 import pytest
 
 from m2flow.rewards.function import FunctionRewardConfig
+from m2flow.rewards.gym import _pool, score
+from m2flow.rewards.gym_worker import plain
 from m2flow.tasks import gym
-from m2flow.tasks.gym import ReasoningGymConfig, score
+from m2flow.tasks.gym import ReasoningGymConfig
 from m2flow.types import Sample, Task
 
 SMALL = ReasoningGymConfig(dataset="chain_sum", options={"max_terms": 2, "max_digits": 1}, held_out=60)
@@ -49,7 +53,7 @@ def test_answers_are_scored_by_the_dataset_itself() -> None:
     assert score(attempt(task, "")) == 0.0
     assert score(attempt(task, "<answer></answer>")) == 0.0
     assert 0 < score(attempt(task, f"it is {right}")) < 1  # chain_sum pays for an answer with words around it
-    reward = FunctionRewardConfig(function="m2flow.tasks.gym:score", errors="raise").build()
+    reward = FunctionRewardConfig(function="m2flow.rewards.gym:score", errors="raise").build()
     assert reward.score([attempt(task, right), attempt(task, "x")])["reward"].tolist() == [1.0, 0.0]
 
 
@@ -60,6 +64,48 @@ def test_a_puzzle_with_many_right_answers_is_judged_by_its_rules() -> None:
     solution = task.payload["entry"]["metadata"]["expression"]
     assert score(attempt(task, solution)) == 1.0
     assert score(attempt(task, "1 +")) < 1.0
+
+
+@pytest.mark.parametrize(
+    "dataset", ["string_insertion", "spiral_matrix", "binary_matrix", "n_queens", "countdown", "puzzle24"]
+)
+def test_no_scorer_evaluates_what_a_model_wrote(dataset: str, tmp_path: Path) -> None:
+    """Upstream's scorers of these datasets call `eval` or sympy's `parse_expr` on the answer."""
+    task = ReasoningGymConfig(dataset=dataset, held_out=2).tasks("held_out", 0).task(0)
+    right = task.payload["answer"] or task.payload["entry"]["metadata"].get("expression") or ""
+    attack = f"__import__('pathlib').Path({str(tmp_path / 'x')!r}).write_text('x')"
+    reward = FunctionRewardConfig(function="m2flow.rewards.gym:score").build()
+    texts = [right, attack, f"[{attack}]", f"1 + len([{attack}])", "9**9**9", "(" * 3000]
+    found = reward.score([attempt(task, f"<answer>{text}</answer>") for text in texts])["reward"]
+    assert not (tmp_path / "x").exists()
+    assert max(found[1:]) < 1.0
+    assert found[0] == 1.0 or not right
+
+
+def test_a_scorer_that_does_not_end_is_counted_as_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("m2flow.rewards.gym.SECONDS", 0.0)
+    monkeypatch.setattr("m2flow.rewards.gym._pool", lru_cache(_pool.__wrapped__))
+    task = SMALL.tasks("train", 0).task(0)
+    reward = FunctionRewardConfig(function="m2flow.rewards.gym:score").build()
+    scores = reward.score([attempt(task, "1")])
+    assert scores["reward"].tolist() == [0.0] and scores["error"].tolist() == [1.0]
+
+
+def test_what_stands_in_place_of_eval_reads_literals_and_bounded_arithmetic() -> None:
+    assert plain("[['a', 1], (2, -3.5)]") == [["a", 1], (2, -3.5)]
+    assert plain("(0x10 + 2) * 3 // 2 % 7 | 8") == ((0x10 + 2) * 3 // 2 % 7 | 8)
+    for text in (
+        "9**9**9",
+        "1 << 10**9",
+        "'x' * 10**9",
+        "x",
+        "f(1)",
+        "().__class__",
+        "[i for i in range(9)]",
+        "lambda: 1",
+    ):
+        with pytest.raises((ValueError, KeyError)):
+            plain(text)
 
 
 def test_a_template_and_the_payload() -> None:

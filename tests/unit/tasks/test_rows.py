@@ -347,3 +347,19 @@ def test_a29_rows_with_numpy_in_them_become_valid_json_lines() -> None:
     assert json.loads(line) == {"i": 3, "f": 0.5, "a": [[0, 1], [2, 3]], "n": None, "t": [True, "\u4f60"]}
     assert "NaN" not in line
     assert "\n" not in line
+
+
+@pytest.mark.parametrize("name", ["answer", "completion"])
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_what_is_no_number_is_refused_with_file_row_and_field(tmp_path: Path, name: str, value: str) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(f'{{"prompt": "2", "{name}": "4"}}\n{{"prompt": "1", "{name}": {value}}}\n')
+    with pytest.raises(ValueError, match=rf"rows.jsonl row 2 \(line 2\): field '{name}' is -?(nan|inf)"):
+        RowsConfig(files=str(file), held_out=0).tasks("train", 0)
+
+
+def test_a_template_is_not_filled_with_what_is_no_number(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"a": NaN, "answer": "4"}\n')
+    with pytest.raises(ValueError, match="field 'a' is nan"):
+        RowsConfig(files=str(file), held_out=0, template="{a}?").tasks("train", 0)
