@@ -100,8 +100,8 @@ def rows(path: Path, *answers: Any) -> tuple[str, ...]:
     lines = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(4)]
     lines += [{"prompt": f"{i}-1=", "answer": answer} for i, answer in enumerate(answers)]
     (path / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    keep = ("env.name=rows", f"env.files={path / 'rows.jsonl'}", "env.held_out=0", "env.template=null", "env.max_tokens=8")
-    return (*keep, "evaluation=null")
+    env = {"name": "rows", "files": str(path / "rows.jsonl"), "held_out": 0, "max_tokens": 8}
+    return (f"env={json.dumps(env)}", "evaluation=null")
 
 
 @pytest.mark.parametrize("answer", [["4"], True, "\\boxed{}", "7" * 50_000])
