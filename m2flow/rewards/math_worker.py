@@ -81,9 +81,12 @@ class Judge:
         from sympy.core.relational import Relational
         from sympy.parsing import sympy_parser
 
+        from m2flow.rewards.equations import claims
+
         self._convert, self._normalize = latex2sympy2_extended.latex2sympy, latex2sympy2_extended.normalize_latex
         self._normal = math_verify.LatexExtractionConfig().normalization_config
         self._complex, self._verify, self._relation = grader.should_treat_as_complex, math_verify.verify, Relational
+        self._claims = claims
         self._swallowed: Exception | None = None
         grader.simplify = self._watched(grader.simplify)
         self.answer("(x+1)^2", "x^2+2x+1")  # imports what is imported at first use, before memory is limited
@@ -97,7 +100,9 @@ class Judge:
             theirs = None if ours is None else self._parse(answer)
             if ours is None or theirs is None:
                 return {"verdict": "wrong"}, False  # what cannot be read is equal to nothing
-            same = self._verify(ours, theirs, allow_set_relation_comp=True, timeout_seconds=None, raise_on_error=True)
+            # math-verify takes the last side of any equation for what it says: 8 = 7 would be 7
+            sides = [theirs] if _has(ours, self._relation) else self._claims(theirs)
+            same = bool(sides) and all(self._same(ours, side) for side in sides)
             failed = None if same else self._swallowed
         except Exception as error:  # noqa: BLE001  a library's: any, and it is counted
             failed = error
@@ -105,6 +110,9 @@ class Judge:
             return {"verdict": "right" if same else "wrong"}, False
         why = f"{type(failed).__name__}: {str(failed)[:200]}"
         return {"verdict": "error", "why": why}, isinstance(failed, MemoryError | RecursionError)
+
+    def _same(self, ours: Any, theirs: Any) -> bool:
+        return bool(self._verify(ours, theirs, allow_set_relation_comp=True, timeout_seconds=None, raise_on_error=True))
 
     def _watched(self, simplify: Any) -> Any:
         """math-verify takes two expressions for different where sympy fails to simplify; here that is remembered."""
