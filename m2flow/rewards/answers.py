@@ -34,8 +34,12 @@ def extract(text: str, policy: Extract, unclosed: Literal["refuse", "take"] = "r
     "####", all of it where that is one line without words, the last number.
     Of boxes the one that begins last counts, with those around it: one in another is one. Where its closing brace is
     missing (the text was cut) there is no answer, or, by `unclosed`, what stands after it up to the end of its line.
+    What is thought is not looked at (`said`), by any policy.
     """
-    text = text.translate(_MINUS)
+    answered = said(text)
+    if answered is None:
+        return None
+    text = answered.translate(_MINUS)
     if policy == "last_number":
         return last_number(text)
     if policy == "whole":
@@ -47,6 +51,17 @@ def extract(text: str, policy: Extract, unclosed: Literal["refuse", "take"] = "r
             inside = inside.partition("\n")[0] if unclosed == "take" else ""
         return _sized(_BOX.sub("", inside))
     return None if policy == "boxed" else _unboxed(text)
+
+
+def said(text: str) -> str | None:
+    """What follows the last </think>, all of a text without thoughts; None where the last <think> has no end, because
+    the model never came to its answer.
+
+    A first <think> may stand in the prompt: then "3</think> 4" says " 4", and a text cut before </think> looks like one
+    without thoughts.
+    """
+    after = text.rpartition("</think>")[2]
+    return None if "<think>" in after else after
 
 
 def last_tag(text: str) -> str | None:

@@ -32,7 +32,8 @@ class MathRewardConfig:
     """Compares the model's last answer with the task's: 1 where it is right, 0 where it is wrong or there is none.
 
     `auto` takes the first of these that the text has: its last box, the last <answer> tag, what stands behind the last
-    "answer is" or "####", all of it where that is one line without words, the last number.
+    "answer is" or "####", all of it where that is one line without words, the last number. Where it thinks in
+    <think>...</think>, only what follows is looked at; a thought without an end has no answer.
     """
 
     answer: str = "answer"  # key of the right answer in a task; there it may stand in a box or behind "####"
