@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+from m2flow.rewards.answers import last_tag, said
 from m2flow.rewards.math_pool import Pool
 from m2flow.types import Sample
 
@@ -15,15 +16,18 @@ SECONDS, MEMORY = 10.0, 4096  # of one answer; MiB of the process
 
 def score(sample: Sample) -> float:
     """What the dataset's scorer gives the answer, from 0 to 1: for what stands in the last <answer>...</answer>, else
-    for the whole text.
+    for the whole text, of what follows the last </think>; 0 where a thought does not end.
 
     Raises:
         TimeoutError: the scorer took longer than `SECONDS`. The reward function counts it as an error, with 0.
         RuntimeError: the scorer failed. Counted likewise.
     """
     payload = sample.task.payload
-    inner = sample.text.rpartition("<answer>")[2].partition("</answer>")
-    answer = inner[0] if "<answer>" in sample.text and inner[1] else sample.text
+    text = said(sample.text)
+    if text is None:
+        return 0.0
+    tagged = last_tag(text)
+    answer = text if tagged is None else tagged
     asked = {name: payload[name] for name in ("dataset", "options", "seed", "index", "question")}
     [outcome] = _pool()([{**asked, "entry": _as_json(payload["entry"]), "answer": answer.strip()}])
     if outcome.verdict == "timeout":
