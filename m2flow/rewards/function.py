@@ -29,7 +29,8 @@ class FunctionRewardConfig:
     )  # "package.module:name" of it, or "./file.py:name"
     components: Mapping[str, float] = field(default_factory=dict)  # name -> weight in the reward
     errors: Literal["count", "raise"] = "count"  # an exception of the function: counted in "error", or passed on
-    error_reward: float = 0.0  # reward of a sample whose function raised
+    # reward of a sample whose function raised; at most the lowest that it returns, or a policy learns to provoke it
+    error_reward: float = 0.0
 
     def __post_init__(self) -> None:
         module, _, name = self.function.partition(":")
@@ -63,6 +64,8 @@ class FunctionReward:
     def __init__(self, config: FunctionRewardConfig, function: Callable[[Any], Any]) -> None:
         self.config, self.function = config, function
         self._told: set[str] = set()
+        self._lowest = math.inf  # of what the function returned
+        self._failed = False
 
     def score(self, items: Sequence[Any]) -> Mapping[str, Array]:
         """float32 [len(items)] by name: "reward", "error" (1 where the function raised), and every component (NaN where
@@ -72,9 +75,21 @@ class FunctionReward:
             ValueError: the function returned None, NaN, infinity, or names other than it should; names the sample.
         """
         rows = [self._one(index, item) for index, item in enumerate(items)]
+        self._compare(rows)
         names = [*self.config.components] or sorted({name for row in rows for name in row} - {"reward", "error"})
         columns = {name: [row.get(name, math.nan) for row in rows] for name in ("reward", "error", *names)}
         return {name: np.array(values, np.float32) for name, values in columns.items()}
+
+    def _compare(self, rows: Sequence[Mapping[str, float]]) -> None:
+        """Warn, once, where failing pays better than something that the function returns: its range is not known."""
+        self._failed = self._failed or any(row["error"] for row in rows)
+        self._lowest = min([self._lowest, *(row["reward"] for row in rows if not row["error"])])
+        pays = self.config.error_reward
+        if self._failed and pays > self._lowest and "error_reward" not in self._told:
+            self._told.add("error_reward")
+            text = "reward %s: an error pays %g (reward.error_reward) and the function has given %g, so failing pays"
+            text += " better; set reward.error_reward to at most the lowest reward of the function"
+            _LOG.warning(text, self.config.function, pays, self._lowest)
 
     def _one(self, index: int, item: Any) -> dict[str, float]:
         try:

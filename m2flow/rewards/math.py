@@ -49,7 +49,8 @@ class MathRewardConfig:
     memory_mib: int = 1024  # address space of one verifier; an answer that needs more counts in "error"
     right: float = 1.0  # reward of a right answer
     wrong: float = 0.0  # reward of a wrong answer, and of none
-    error_reward: float = 0.0  # reward where the verifier failed or took too long
+    # where the verifier failed or took too long, at most `wrong`: a policy would learn to provoke it; null: `wrong`
+    error_reward: float | None = None
 
     def __post_init__(self) -> None:
         if not self.answer:
@@ -69,11 +70,25 @@ class MathRewardConfig:
             raise ValueError(f"seconds: must be more than 0 and at most {_LONGEST_WAIT:g}, got {self.seconds}")
         if self.memory_mib < _LEAST_MEMORY:
             raise ValueError(f"memory_mib: must be at least {_LEAST_MEMORY}, got {self.memory_mib}")
+        self._check_rewards()
+
+    @property
+    def failed(self) -> float:
+        """The reward of a sample without a verdict."""
+        return self.wrong if self.error_reward is None else self.error_reward
+
+    def _check_rewards(self) -> None:
         for name in ("right", "wrong", "error_reward"):
-            if not math.isfinite(getattr(self, name)):
-                raise ValueError(f"{name}: must be a finite number, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and not math.isfinite(value):
+                raise ValueError(f"{name}: must be a finite number, got {value}")
         if self.right <= self.wrong:
             raise ValueError(f"right: must be more than wrong ({self.wrong}), got {self.right}")
+        if self.failed > self.wrong:
+            raise ValueError(
+                f"error_reward: must be at most wrong ({self.wrong}), or failing would pay better than a wrong answer; "
+                f"got {self.error_reward}; leave it out to use wrong"
+            )
 
     def build(self) -> MathReward:
         """Starts nothing. Raises ValueError where math-verify is asked for and not installed, unless answers are
@@ -143,7 +158,7 @@ class MathReward:
             right = outcome.verdict == "right"
             return config.right if right else config.wrong, float(right), float(extracted), 0.0, 0.0
         late = outcome.verdict == "timeout"
-        return config.error_reward, math.nan, float(extracted), float(not late), float(late)
+        return config.failed, math.nan, float(extracted), float(not late), float(late)
 
     def _ask(self, questions: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Outcome]:
         if not questions:

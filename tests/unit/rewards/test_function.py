@@ -70,6 +70,25 @@ def test_exceptions_are_counted_and_never_a_silent_zero() -> None:
         score("failing", ["good", "bad"], errors="raise")
 
 
+def minus(sample: Any) -> float:
+    if sample == "bad":
+        raise RuntimeError("the verifier crashed")
+    return -1.0
+
+
+def test_an_error_that_pays_better_than_being_wrong_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    made = FunctionRewardConfig(function=HERE + "minus").build()
+    made.score(["good"])
+    assert not caplog.records
+    made.score(["bad"])
+    made.score(["bad", "good"])
+    [found] = [record.getMessage() for record in caplog.records if "error_reward" in record.getMessage()]
+    assert "minus: an error pays 0 (reward.error_reward) and the function has given -1" in found
+    caplog.clear()
+    score("minus", ["good", "bad"], error_reward=-1.0)
+    assert not [record for record in caplog.records if "error_reward" in record.getMessage()]
+
+
 def test_components_are_weighted_and_reported() -> None:
     got = score("parts", [{"scores": 2.0, "rewards": 3.0}], components={"scores": 1.0, "rewards": 0.5})
     assert {name: column.tolist() for name, column in got.items()} == {

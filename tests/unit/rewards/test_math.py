@@ -22,7 +22,7 @@ import pytest
 
 from m2flow.rewards.answers import extract, last_box
 from m2flow.rewards.math import MathReward, MathRewardConfig
-from m2flow.rewards.math_pool import Pool
+from m2flow.rewards.math_pool import Outcome, Pool
 from tests.unit.rewards.samples import sample
 
 BOMB = "\\boxed{10^{10^{10}}}"
@@ -424,6 +424,15 @@ def test_rewards_of_right_and_wrong_are_the_recipe_s() -> None:
     assert got["extracted"].tolist() == [1, 1, 0]
 
 
+def test_failing_pays_no_more_than_a_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    for keys, expected in (({}, -1.0), ({"error_reward": -2.0}, -2.0)):
+        made = MathRewardConfig(wrong=-1.0, **keys).build()
+        monkeypatch.setattr(made, "pool", lambda questions: [Outcome("error", "why") for _ in questions])
+        monkeypatch.setattr("m2flow.rewards.math._require_math_verify", lambda: None)
+        made.pool.pids = lambda: [1]  # type: ignore[attr-defined]
+        assert one(made, *ALGEBRA)["reward"] == expected
+
+
 def test_a_copy_by_pickle_has_verifiers_of_its_own(reward: MathReward) -> None:
     one(reward, *ALGEBRA)
     copy = pickle.loads(pickle.dumps(reward))
@@ -451,6 +460,8 @@ def test_a_verifier_that_cannot_start_is_loud(monkeypatch: pytest.MonkeyPatch) -
         ({"memory_mib": 10}, "memory_mib: must be at least 256"),
         ({"error_reward": math.nan}, "error_reward: must be a finite number"),
         ({"right": 0.0}, "right: must be more than wrong"),
+        ({"error_reward": 0.5}, r"error_reward: must be at most wrong \(0.0\)"),
+        ({"wrong": -1.0, "error_reward": 0.0}, r"error_reward: must be at most wrong \(-1.0\)"),
     ],
 )
 def test_config_errors_name_the_key(keys: dict[str, Any], message: str) -> None:
