@@ -38,6 +38,8 @@ class CombinedRewardConfig:
     parts: Mapping[str, PartConfig] = field(
         metadata={"example": {"correct": {"reward": {"name": "math"}}, "format": {"reward": {"name": "format"}}}}
     )
+    # the part whose component `correct` says what succeeds and which groups have spread; null: the only one that has it
+    correct: str | None = None
 
     def __post_init__(self) -> None:
         if not self.parts:
@@ -45,31 +47,41 @@ class CombinedRewardConfig:
         odd = [name for name in self.parts if not name or "/" in name or name in _RESERVED]
         if odd:
             raise ValueError(f"parts: names other than {', '.join(_RESERVED)} and without '/', got {odd}")
+        if self.correct is not None and self.correct not in self.parts:
+            raise ValueError(f"correct: must be one of the parts {', '.join(self.parts)}, got {self.correct!r}")
 
     def build(self) -> CombinedReward:
-        """Build every part. ValueError names the part that cannot be."""
+        """Build every part. ValueError names the part that cannot be, or those that all say what is correct."""
         built = {}
         for name, part in self.parts.items():
             try:
                 built[name] = part.reward.build()
             except ValueError as error:
                 raise ValueError(f"parts: {name}: {error}") from error
-        return CombinedReward({name: part.weight for name, part in self.parts.items()}, built)
+        _the_judge([name for name, reward in built.items() if getattr(reward, "says_correct", False)], self.correct)
+        return CombinedReward({name: part.weight for name, part in self.parts.items()}, built, self.correct)
 
 
 class CombinedReward:
     """Asks its parts one after the other. Made by `CombinedRewardConfig.build`."""
 
-    def __init__(self, weights: Mapping[str, float], parts: Mapping[str, Reward]) -> None:
-        self.weights, self.parts = weights, parts
+    def __init__(self, weights: Mapping[str, float], parts: Mapping[str, Reward], correct: str | None = None) -> None:
+        self.weights, self.parts, self.correct = weights, parts, correct
+
+    @property
+    def says_correct(self) -> bool:
+        """Whether a part is known to have a component `correct`."""
+        return any(getattr(reward, "says_correct", False) for reward in self.parts.values())
 
     def score(self, items: Sequence[Any]) -> Mapping[str, Array]:
         """float32 [len(items)] by name: "reward", the weighted sum; "<part>", what a part gave; "<part>/<name>", its
         components; "error" and "timeout", the sums of the parts'. A part that fails on a sample gives what it is told
-        to give then, and the sample's other parts count as ever.
+        to give then, and the sample's other parts count as ever. The columns of the part that says what is correct
+        stand first: the first "<part>/correct" is what counts for success.
 
         Raises:
-            ValueError: a part gave no finite number as reward; names part and sample.
+            ValueError: a part gave no finite number as reward; names part and sample. Several parts say what is
+                correct, or the one that should does not; names them.
         """
         total = np.zeros(len(items))
         columns: dict[str, Array] = {}
@@ -90,7 +102,11 @@ class CombinedReward:
                     columns[f"{part}/{name}"] = np.asarray(column, np.float32)
                 if name in sums:
                     sums[name] += np.asarray(column, np.float32)
-        return {"reward": total.astype(np.float32), **sums, **columns}
+        judge = _the_judge([name for name in self.parts if _says(columns, name)], self.correct)
+        if self.correct is not None and judge is None:
+            raise ValueError(f"correct: part {self.correct!r} gives no component 'correct'; name one that does")
+        first = {name: column for name, column in columns.items() if judge and name.startswith(f"{judge}/")}
+        return {"reward": total.astype(np.float32), **sums, **(first | columns)}
 
     def check_task(self, task: Task) -> None:
         """Ask the parts that look at tasks. Raises ValueError with the part's name before the key."""
@@ -106,3 +122,17 @@ class CombinedReward:
         for reward in self.parts.values():
             if isinstance(reward, Closes):
                 reward.close()
+
+
+def _says(columns: Mapping[str, Array], part: str) -> bool:
+    return any(name.startswith(f"{part}/") and name.endswith("/correct") for name in columns)
+
+
+def _the_judge(saying: Sequence[str], chosen: str | None) -> str | None:
+    """Which of these parts counts for success; None where there is none."""
+    if chosen is None and len(saying) > 1:
+        raise ValueError(
+            f"correct: the parts {', '.join(saying)} all have a component 'correct', and only one can say what "
+            f"succeeds; name it, for instance correct: {saying[0]}"
+        )
+    return next((name for name in saying if chosen in (None, name)), None)

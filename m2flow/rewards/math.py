@@ -109,6 +109,8 @@ def _require_math_verify() -> None:
 class MathReward:
     """Scores `Sample`s. Made by `MathRewardConfig.build`; safe to share between threads, copied by its config."""
 
+    says_correct = True
+
     def __init__(self, config: MathRewardConfig) -> None:
         self.config = config
         self.pool = Pool(config.workers, config.seconds, config.memory_mib)

@@ -14,6 +14,7 @@ from m2flow.rewards.format import FormatRewardConfig
 from m2flow.rewards.function import FunctionRewardConfig
 from m2flow.rewards.math import MathRewardConfig
 from m2flow.rewards.overlong import OverlongRewardConfig
+from m2flow.roles.results import succeeded
 from m2flow.scaffold import commented
 from tests.unit.rewards.samples import RIGHT, sample
 
@@ -81,6 +82,38 @@ def test_what_fails_in_one_part_leaves_the_others_counted() -> None:
     assert got["form"].tolist() == [1, 1]
     assert got["math/correct"][0] == 1 and math.isnan(got["math/correct"][1])
     assert made.parts["math"].pool.pids() == []  # type: ignore[attr-defined]
+
+
+def judged(item: Any) -> dict[str, float]:
+    """A function with a component of its own choice."""
+    return {"reward": 0.5, "correct": float(item.text == "\\boxed{8}")}
+
+
+def two(correct: str | None) -> CombinedReward:
+    function = FunctionRewardConfig(function=f"{__name__}:judged")
+    parts = {"a": PartConfig(reward=MathRewardConfig(verifier="none")), "b": PartConfig(reward=function)}
+    return CombinedRewardConfig(parts=parts, correct=correct).build()
+
+
+def test_the_part_that_says_what_succeeds_is_named_where_several_could() -> None:
+    items = [sample("\\boxed{7}"), sample("\\boxed{8}")]
+    assert succeeded(two("a").score(items)).tolist() == [True, False]
+    assert succeeded(two("b").score(items)).tolist() == [False, True]
+    assert two("a").score(items)["reward"].tolist() == two("b").score(items)["reward"].tolist() == [1.5, 0.5]
+    with pytest.raises(ValueError, match=r"^correct: the parts a, b all have a component 'correct'.*correct: a"):
+        two(None).score(items)
+
+
+def test_two_parts_that_are_known_to_say_what_succeeds_are_refused_at_build() -> None:
+    parts = {name: PartConfig(reward=MathRewardConfig(verifier="none")) for name in ("x", "y")}
+    with pytest.raises(ValueError, match=r"^correct: the parts x, y all have a component 'correct'"):
+        CombinedRewardConfig(parts=parts).build()
+    CombinedRewardConfig(parts=parts, correct="y").build()
+    with pytest.raises(ValueError, match=r"^correct: must be one of the parts x, y, got 'z'"):
+        CombinedRewardConfig(parts=parts, correct="z")
+    parts = {"x": parts["x"], "form": PartConfig(reward=FormatRewardConfig())}
+    with pytest.raises(ValueError, match=r"^correct: part 'form' gives no component 'correct'"):
+        CombinedRewardConfig(parts=parts, correct="form").build().score([sample("7")])
 
 
 class Given:
