@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -77,6 +77,12 @@ class FunctionReward:
         """
         rows = [self._one(index, item) for index, item in enumerate(items)]
         self._compare(rows)
+        silent = [i for i, row in enumerate(rows) if "correct" not in row and not row["error"]]
+        if silent and any("correct" in row for row in rows):  # it would count as no success
+            raise ValueError(
+                f"reward {self.config.function}: sample {silent[0]} gave no 'correct', others did; it says what "
+                "succeeds, so return it always or never"
+            )
         names = [*self.config.components] or sorted({name for row in rows for name in row} - {"reward", "error"})
         columns = {name: [row.get(name, math.nan) for row in rows] for name in ("reward", "error", *names)}
         return {name: np.array(values, np.float32) for name, values in columns.items()}
@@ -109,18 +115,47 @@ class FunctionReward:
         weights = self.config.components
         if not isinstance(answer, Mapping):
             if weights:
-                raise ValueError(f"{where} gave {answer!r}, expected components {sorted(weights)} by name")
+                raise ValueError(
+                    f"{where} gave {answer!r:.80}, expected a mapping that has what reward.components names: "
+                    f"{_listed(weights)}"
+                )
             return {"reward": number(answer, where)}
+        odd = [name for name in answer if not isinstance(name, str)]
+        if odd:
+            raise ValueError(f"{where}: component {odd[0]!r} is no name; return text as keys")
         parts = {name: number(value, f"{where}, component {name!r}") for name, value in answer.items()}
+        self._check_names(where, parts)
+        return parts | {"reward": sum(weights[name] * parts[name] for name in weights)} if weights else parts
+
+    def _check_names(self, where: str, parts: Mapping[str, float]) -> None:
+        weights = self.config.components
+        if "error" in parts:
+            raise ValueError(f"{where} gave 'error', which counts its exceptions; use another name")
         if not weights:
             if "reward" not in parts:
+                example = ", ".join(f"{name}: 1.0" for name in sorted(parts)) or "right: 1.0"
                 raise ValueError(
-                    f"{where} gave {sorted(parts)} without 'reward'; name the components in reward.components"
+                    f"{where} gave {_listed(parts)} without 'reward'; return one, or weigh what it gives in "
+                    f"reward.components: {{{example}}}"
                 )
-            return parts
-        if set(parts) != set(weights):
-            raise ValueError(f"{where} gave components {sorted(parts)}, reward.components names {sorted(weights)}")
-        return parts | {"reward": sum(weights[name] * parts[name] for name in weights)}
+            return
+        if "reward" in parts:
+            raise ValueError(f"{where} gave 'reward', which stands for the sum of reward.components; do not return it")
+        lacking, more = set(weights) - set(parts), set(parts) - set(weights)
+        if lacking:
+            raise ValueError(
+                f"{where} gave no {_listed(lacking)}, which reward.components names (it gave {_listed(parts)}); return "
+                "it or take it out there"
+            )
+        if more:
+            raise ValueError(
+                f"{where} gave {_listed(more)}, which reward.components does not name; add it there (weight 0: only "
+                "reported)"
+            )
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(repr(name) for name in sorted(names)) or "nothing"
 
 
 def number(value: Any, where: str) -> float:

@@ -102,13 +102,47 @@ def test_components_are_weighted_and_reported() -> None:
     assert got["length"].tolist() == [3.0, 3.0]
 
 
-def test_components_that_do_not_match_are_errors_with_both_lists() -> None:
-    with pytest.raises(ValueError, match=r"sample 0 gave components \['rewards', 'scores'\], .* names \['scores'\]"):
-        score("parts", [{"scores": 1.0, "rewards": 1.0}], components={"scores": 1.0})
-    with pytest.raises(ValueError, match="without 'reward'"):
-        score("parts", [{"scores": 1.0, "rewards": 1.0}])
-    with pytest.raises(ValueError, match=r"expected components \['x'\] by name"):
-        score("plain", [1.0], components={"x": 1.0})
+@pytest.mark.parametrize(
+    ("function", "item", "components", "message"),
+    [
+        (
+            "parts",
+            {"scores": 1.0, "rewards": 1.0},
+            {"scores": 1.0},
+            r"gave 'rewards', which reward.components does not name; add it there \(weight 0: only reported\)",
+        ),
+        (
+            "parts",
+            {"scores": 1.0, "rewards": 1.0},
+            {"scores": 1.0, "rewards": 1.0, "style": 1.0},
+            r"gave no 'style', which reward.components names \(it gave 'rewards', 'scores'\); return it or take it out",
+        ),
+        (
+            "parts",
+            {"scores": 1.0, "rewards": 1.0},
+            {},
+            r"gave 'rewards', 'scores' without 'reward'; .*reward.components: \{rewards: 1.0, scores: 1.0\}",
+        ),
+        ("plain", 1.0, {"x": 1.0}, r"gave 1.0, .*reward.components names: 'x'"),
+        ("named", 1.0, {"length": 1.0}, r"gave 'reward', which stands for the sum"),
+        ("plain", {1: 2.0}, {}, r"component 1 is no name"),
+        ("plain", {"reward": 1.0, "error": 1.0}, {}, r"gave 'error', which counts"),
+        ("plain", {}, {}, r"gave nothing without 'reward'"),
+    ],
+)
+def test_components_that_do_not_match_name_function_sample_component_and_key(
+    function: str, item: Any, components: dict[str, float], message: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"^reward {HERE}{function}: sample 0.*{message}"):
+        score(function, [item], components=components)
+
+
+def test_a_component_of_some_samples_only_is_an_average_over_these_but_for_what_says_what_succeeds() -> None:
+    made = FunctionRewardConfig(function=HERE + "plain").build()
+    got = made.score([{"reward": 1.0, "style": 0.5}, {"reward": 1.0}])
+    assert got["style"][0] == 0.5 and math.isnan(got["style"][1])
+    with pytest.raises(ValueError, match=rf"^reward {HERE}plain: sample 1 gave no 'correct', others did"):
+        made.score([{"reward": 1.0, "correct": 1.0}, {"reward": 1.0}])
 
 
 @pytest.mark.parametrize(
