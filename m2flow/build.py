@@ -227,7 +227,11 @@ def evaluate_checkpoint(recipe: Recipe, folder: RunFolder, step: int | None) -> 
         for node in (evaluator, service):
             if isinstance(node, Closes):
                 node.close()
-    return summarise(done, evaluator.protocol, found.payload)
+    result = summarise(done, evaluator.protocol, found.payload)
+    for alarm in recipe.alarms.build().check(done, result.metrics):
+        if alarm.kind == "reward" and alarm.action == "stop":  # a rate that counts failures of the reward is no result
+            raise RuntimeError(f"evaluation: {alarm.text}")
+    return result
 
 
 def coarse(recipe: Recipe) -> bool:

@@ -9,7 +9,7 @@ the rules that look for it: it neither counts nor breaks a row.
 | logprob_gap   | train/logprob_gap or its mean above its bound, or NaN             | first step stop, then warn |
 | non_finite    | a loss or gradient norm is NaN or infinite                        | stop                       |
 | nothing       | train/samples is 0, or train/advantage_std is NaN: all was masked | warn                       |
-| reward        | the reward failed on half of a step's samples or more             | stop                       |
+| reward        | the reward failed on half of a step's or evaluation's samples     | stop                       |
 | no_signal     | advantage spread 0, or all groups dead, for k steps               | stop                       |
 | zero_gradient | gradient norm exactly 0 for k steps                               | stop                       |
 | entropy       | train/entropy below its floor                                     | warn                       |
@@ -54,7 +54,7 @@ class AlarmConfig:
     logprob_gap_later: Action = "warn"  # when a later one is
     non_finite: Action = "stop"  # a loss or gradient norm is NaN or infinite
     nothing: Action = "warn"  # a step had no valid sample
-    reward: Action = "stop"  # the reward failed on half of a step's samples or more
+    reward: Action = "stop"  # the reward failed on half of a step's or an evaluation's samples or more
     no_signal: Action = "stop"  # all advantages are equal, or all groups are
     no_signal_steps: int = 10  # for so many steps
     spread_floor: float = 1e-6  # below it a spread is zero: eight equal rewards in float32 have a deviation of 8e-9
@@ -281,12 +281,12 @@ def _broken(config: AlarmConfig) -> list[_Rule]:
         ),
         _Rule(
             kind="reward",
-            patterns=("reward/error_share", "reward/timeout_share"),
+            patterns=("*/error_share", "*/timeout_share"),  # of a step (reward/) and of an evaluation (eval/)
             bad=lambda value: value >= 0.5,
             action=config.reward,
-            text="{name} is {value}: the reward failed on that share of this step's samples, and what it gave instead"
-            " (reward.error_reward) was trained on. Look at: the warnings of m2flow.rewards in the log; with"
-            " reward.errors: raise the first failure ends the run with its cause.",
+            text="{name} is {value}: the reward failed on that share of the samples, which counted as no success and as"
+            " reward.error_reward. Look at: the warnings of m2flow.rewards in the log; with reward.errors: raise the"
+            " first failure ends the run with its cause.",
         ),
     ]
 

@@ -62,6 +62,8 @@ eval/length                  | env steps | mean      | length of evaluation epis
 eval/success_once            | share     | mean      | evaluation episodes that succeeded at any time
 eval/success_at_end          | share     | mean      | evaluation episodes that stood in success at their last step
 eval/success                 | share     | mean      | success by the definition of the protocol
+eval/error_share             | share     | mean      | evaluation episodes whose reward failed: they count as no success
+eval/timeout_share           | share     | mean      | evaluation episodes whose verification ran out of time
 eval/episodes                | episodes  | sum       | evaluation episodes
 
 time/step_s                  | s         | last/max  | wall time of the training step

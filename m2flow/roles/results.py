@@ -57,7 +57,8 @@ def summarise(step: int, protocol: EvalProtocol, episodes: Iterable[EpisodeResul
     """Means and 95 % intervals (Wilson for rates, Student's t for the others) over the episodes of all workers.
 
     The numbers are eval/success, eval/success_once, eval/success_at_end (where the environment knows success),
-    eval/return, eval/length and, without an interval, eval/episodes. Episodes are in the order of the protocol's seeds.
+    eval/return, eval/length and, without an interval, eval/episodes and, where the reward says so, eval/error_share and
+    eval/timeout_share. Episodes are in the order of the protocol's seeds.
 
     Raises:
         ValueError: a seed of the protocol is missing, or there twice.
@@ -81,6 +82,10 @@ def summarise(step: int, protocol: EvalProtocol, episodes: Iterable[EpisodeResul
     for name, attribute in (("eval/return", "ret"), ("eval/length", "length")):
         mean, low, high = mean_interval([float(getattr(episode, attribute)) for episode in ordered])
         metrics[name], intervals[name] = mean, (low, high)
+    for name in ("error", "timeout"):
+        failed = [episode.info[name] > 0 for episode in ordered if name in episode.info]
+        if failed:
+            metrics[f"eval/{name}_share"] = sum(failed) / len(failed)
     metrics["eval/episodes"] = float(len(ordered))
     rows = [dataclasses.asdict(episode) for episode in ordered]
     return Evaluation(step, metrics, protocol.to_dict(), intervals, rows)

@@ -227,3 +227,9 @@ def test_alarms_are_on_disk_when_check_returns_and_dropped_on_resume(tmp_path: P
 def test_alarms_become_metrics() -> None:
     found = Alarms().check(0, {"train/policy_loss": math.nan, "train/grad_norm": math.nan, "train/approx_kl": 3.0})
     assert as_metrics(found) == {"alarm/non_finite": 2.0, "alarm/kl": 1.0}
+
+
+@pytest.mark.parametrize("name", ["reward/error_share", "reward/timeout_share", "eval/error_share", "eval/timeout_share"])
+def test_a_reward_that_fails_on_half_of_the_samples_stops_a_step_and_an_evaluation(name: str) -> None:
+    assert fired(AlarmConfig().build(), [{name: 0.49}]) == []
+    assert fired(AlarmConfig().build(), [{name: 0.5}]) == [(0, "reward", "stop")]
