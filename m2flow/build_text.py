@@ -28,7 +28,6 @@ class AnswerPart:
 
     def __call__(self, context: Context) -> Any:
         from m2flow.roles.answers import AnswerRollout
-        from m2flow.roles.conversation import Judge
 
         recipe = self.recipe
         [lanes] = share_lanes(recipe, context.size, context.rank, 1)
@@ -37,7 +36,7 @@ class AnswerPart:
             talker=_talker(recipe, context, recipe.policy.temperature),
             source=source,
             index=order(recipe, source),
-            judge=Judge(recipe.reward.build()),
+            judge=_judge(recipe),
             config=recipe.rollout,
             lanes=lanes,
             seed=run_seed(recipe),
@@ -92,7 +91,6 @@ class ExaminerPart:
     samples: Path | None
 
     def __call__(self, context: Context) -> Any:
-        from m2flow.roles.conversation import Judge
         from m2flow.roles.examination import Examiner
 
         recipe = self.recipe
@@ -101,7 +99,7 @@ class ExaminerPart:
             recipe.evaluation.protocol(recipe.env),
             _talker(recipe, context, 0.0 if greedy else recipe.policy.temperature),
             recipe.env.tasks("held_out", run_seed(recipe)),
-            Judge(recipe.reward.build()),
+            _judge(recipe),
             rank=context.rank,
             size=context.size,
             together=recipe.evaluation.lanes,
@@ -126,6 +124,12 @@ def order(recipe: Recipe, source: Any) -> Any:
     if source.size is None:
         return int
     return Order(source.size, seeds.derive(run_seed(recipe), "order")).index
+
+
+def _judge(recipe: Recipe) -> Any:
+    from m2flow.roles.conversation import LIMIT_SHARE, Judge
+
+    return Judge(recipe.reward.build(), LIMIT_SHARE * recipe.stall_limit)
 
 
 def _talker(recipe: Recipe, context: Context, temperature: float) -> Any:

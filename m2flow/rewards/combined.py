@@ -67,6 +67,13 @@ class CombinedReward:
 
     def __init__(self, weights: Mapping[str, float], parts: Mapping[str, Reward], correct: str | None = None) -> None:
         self.weights, self.parts, self.correct = weights, parts, correct
+        self._asked = ""  # the part that is being asked
+
+    @property
+    def name(self) -> str:
+        """For messages, with the part that is being asked."""
+        part = self.parts.get(self._asked)
+        return "combined" if part is None else f"combined, part {self._asked!r}: {name_of(part)}"
 
     @property
     def says_correct(self) -> bool:
@@ -87,6 +94,7 @@ class CombinedReward:
         columns: dict[str, Array] = {}
         sums = {name: np.zeros(len(items), np.float32) for name in _SUMS}
         for part, reward in self.parts.items():
+            self._asked = part
             scores = reward.score(items)
             if "reward" not in scores or len(scores["reward"]) != len(items):
                 raise ValueError(
@@ -122,6 +130,11 @@ class CombinedReward:
         for reward in self.parts.values():
             if isinstance(reward, Closes):
                 reward.close()
+
+
+def name_of(reward: Reward) -> str:
+    """What a message calls a reward."""
+    return str(getattr(reward, "name", type(reward).__name__))
 
 
 def _says(columns: Mapping[str, Array], part: str) -> bool:

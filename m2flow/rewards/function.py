@@ -63,6 +63,7 @@ class FunctionReward:
 
     def __init__(self, config: FunctionRewardConfig, function: Callable[[Any], Any]) -> None:
         self.config, self.function = config, function
+        self.name = f"function {config.function}"
         self.says_correct = "correct" in config.components  # without components nobody knows yet
         self._told: set[str] = set()
         self._lowest = math.inf  # of what the function returned

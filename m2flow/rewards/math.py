@@ -109,7 +109,7 @@ def _require_math_verify() -> None:
 class MathReward:
     """Scores `Sample`s. Made by `MathRewardConfig.build`; safe to share between threads, copied by its config."""
 
-    says_correct = True
+    name, says_correct = "math", True
 
     def __init__(self, config: MathRewardConfig) -> None:
         self.config = config

@@ -8,9 +8,13 @@ Ids that were sampled are appended as they are and never made again from text; t
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from queue import SimpleQueue
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +22,10 @@ import numpy as np
 from m2flow import seeds
 from m2flow.protocols import Closes, Dialogue, Reward, TextCodec
 from m2flow.types import Array, Request, Sample, Task
+
+LIMIT = 1500.0  # seconds that a reward may take for one group
+# of the recipe's stall_limit, after which the driver calls the run stuck and does not know why
+LIMIT_SHARE = 0.8
 
 
 @dataclass(slots=True)
@@ -93,25 +101,81 @@ class Talker:
         made.messages.append({"role": "assistant", "content": made.text})
 
 
+@dataclass(slots=True)
+class _Call:
+    """Answers that wait for their scores."""
+
+    samples: Sequence[Sample]
+    scores: Future[Mapping[str, Array]] = field(default_factory=Future)
+
+
 class Judge:
     """A reward that is asked from an event loop: in a thread of its own, so that generation goes on meanwhile, and for
-    one group after another."""
+    one group after another.
 
-    def __init__(self, reward: Reward) -> None:
-        self.reward = reward
-        self._thread = ThreadPoolExecutor(1, "reward")
+    A call that takes longer than `limit` seconds is an error, and nothing more is asked. A thread cannot be ended; this
+    one is a daemon, so that it keeps no process alive.
+    """
+
+    def __init__(self, reward: Reward, limit: float = LIMIT) -> None:
+        self.reward, self.limit = reward, limit
+        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._busy: tuple[float, int] | None = None  # the call that the reward has: since when, how many answers
+        self._stuck = False
 
     async def score(self, attempts: Sequence[Attempt]) -> Mapping[str, Array]:
-        """Components by name, each [len(attempts)]."""
-        samples = [attempt.sample() for attempt in attempts]
-        scores = await asyncio.get_running_loop().run_in_executor(self._thread, self.reward.score, samples)
-        wrong = [n for n, x in scores.items() if len(x) != len(samples)]
+        """Components by name, each [len(attempts)].
+
+        Raises:
+            RuntimeError: the reward took longer than the limit; says which, on how many answers, and since when.
+            ValueError: it gave something else than a number for each.
+        """
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="reward", daemon=True)
+            self._thread.start()
+        call = _Call([attempt.sample() for attempt in attempts])
+        self._calls.put(call)
+        future = asyncio.wrap_future(call.scores)
+        try:
+            scores = await self._wait(future)
+        finally:
+            future.cancel()  # a call that nobody waits for any more is not asked
+        wrong = [n for n, x in scores.items() if len(x) != len(attempts)]
         if wrong or "reward" not in scores:
-            raise ValueError(f"reward: gave {sorted(scores)}; {wrong or ['reward']} must be [{len(samples)}] numbers")
+            raise ValueError(f"reward: gave {sorted(scores)}; {wrong or ['reward']} must be [{len(attempts)}] numbers")
         return scores
 
+    async def _wait(self, scores: asyncio.Future[Mapping[str, Array]]) -> Mapping[str, Array]:
+        while not scores.done():
+            busy = self._busy
+            left = self.limit if busy is None else busy[0] + self.limit - time.monotonic()
+            if busy is not None and left <= 0:
+                self._stuck = True
+                ago = time.monotonic() - busy[0]
+                since = datetime.now().astimezone() - timedelta(seconds=ago)
+                raise RuntimeError(
+                    f"reward {getattr(self.reward, 'name', type(self.reward).__name__)} has been busy on {busy[1]} "
+                    f"answers for {ago:.4g} s, since {since:%H:%M:%S}; the limit (a share of stall_limit) is "
+                    f"{self.limit:.4g} s. Give the reward a limit of its own, or raise stall_limit"
+                )
+            await asyncio.wait({scores}, timeout=left)
+        return scores.result()
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            if not call.scores.set_running_or_notify_cancel():
+                continue  # nobody waits for it any more
+            self._busy = time.monotonic(), len(call.samples)
+            try:
+                call.scores.set_result(self.reward.score(call.samples))
+            except BaseException as error:  # noqa: BLE001  whoever asked gets it
+                call.scores.set_exception(error)
+            finally:
+                self._busy = None
+
     def close(self) -> None:
-        """End the thread, and what the reward has started."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
-        if isinstance(self.reward, Closes):
+        """End the thread, and what the reward has started; not where it hangs, which holds what it has started."""
+        self._calls.put(None)
+        if isinstance(self.reward, Closes) and not self._stuck:
             self.reward.close()

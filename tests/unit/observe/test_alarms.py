@@ -229,7 +229,7 @@ def test_alarms_become_metrics() -> None:
     assert as_metrics(found) == {"alarm/non_finite": 2.0, "alarm/kl": 1.0}
 
 
-@pytest.mark.parametrize("name", ["reward/error_share", "reward/timeout_share", "eval/error_share", "eval/timeout_share"])
+@pytest.mark.parametrize("name", [f"{who}/{what}_share" for who in ("reward", "eval") for what in ("error", "timeout")])
 def test_a_reward_that_fails_on_half_of_the_samples_stops_a_step_and_an_evaluation(name: str) -> None:
     assert fired(AlarmConfig().build(), [{name: 0.49}]) == []
     assert fired(AlarmConfig().build(), [{name: 0.5}]) == [(0, "reward", "stop")]
