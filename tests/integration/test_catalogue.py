@@ -43,6 +43,7 @@ RUNS: dict[str, dict[str, Any]] = {
         },
         rollout={"lanes": 4, "length": 1, "group": 2, "resample": 1},
         reward={"name": "math"},
+        evaluation={"seeds": 2},
         objective={"name": "grpo", "level": "action", "decoupled": True, "behaviour_threshold": 2.0},
     ),
     "sft": small_text.recipe(flow="supervised", objective={"name": "sft"}, rollout={"lanes": 4, "length": 1}),
