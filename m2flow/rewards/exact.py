@@ -18,7 +18,7 @@ _DOLLARS = re.compile(r"\$?([-+]?\s*)(?:\\text\{\s*\\\$\s*\}|\\\$)\s*([0-9.][0-9
 _LOOKS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"\\(?:displaystyle|left|right|limits|mathbf|bf|mathrm\{~\})(?![a-zA-Z])"), ""),
     (re.compile(r"\\[dtc]frac(?![a-zA-Z])"), r"\\frac"),
-    (re.compile(r"\{,\}(?=[0-9]{3})"), ","),
+    (re.compile(r"(?:\{,\}|,\s*\\!\s*)(?=[0-9]{3})"), ","),
     (re.compile(r"(?<!\\)\\[,!()\[\]$]|\$"), ""),
     (re.compile(r"(?<!\\)\\(?:[;: ]|(?:quad|qquad)(?![a-zA-Z]))|[~\s]+"), " "),
 )
