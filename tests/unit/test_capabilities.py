@@ -1,4 +1,4 @@
-"""What policies may offer is asked for by its Protocol, never by a string that nobody checks."""
+"""What parts may offer is asked for by its Protocol, never by a string that nobody checks."""
 
 from __future__ import annotations
 
@@ -9,13 +9,22 @@ import pytest
 
 from m2flow import capabilities
 from m2flow.models.mlp import MLPConfig
+from m2flow.rewards.math import MathReward
+from m2flow.tasks.rows import RowSource
 from m2flow.types import Field, Spec
 from tests.architecture.source import PACKAGE, modules
 from tests.unit.models.lm.small import policy
 
 SPEC = Spec({"obs": Field((3,))}, Field((2,)))
 PROTOCOLS = [x for x in vars(capabilities).values() if isinstance(x, type) and getattr(x, "_is_protocol", False)]
-KNOWN = [x for x in PROTOCOLS if x.__module__ == capabilities.__name__]
+OTHERS = {capabilities.ChecksTasks: MathReward, capabilities.LabelsTasks: RowSource}
+KNOWN = [x for x in PROTOCOLS if x.__module__ == capabilities.__name__ and x not in OTHERS]
+
+
+@pytest.mark.parametrize(("protocol", "offers"), OTHERS.items(), ids=lambda x: x.__name__)
+def test_a_reward_or_a_source_of_tasks_offers_it(protocol: Any, offers: type) -> None:
+    assert issubclass(offers, protocol)
+    assert not isinstance(policy(), protocol)
 
 
 @pytest.mark.parametrize("protocol", KNOWN, ids=lambda x: x.__name__)
