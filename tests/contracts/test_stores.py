@@ -41,7 +41,7 @@ def assert_same(a: Any, b: Any, path: str = "") -> None:
         for i, (x, y) in enumerate(zip(a, b, strict=True)):
             assert_same(x, y, f"{path}/{i}")
     elif isinstance(a, float):
-        assert np.float64(a).tobytes() == np.float64(b).tobytes() or (a != a and b != b), path  # noqa: PLR0124
+        assert np.float64(a).tobytes() == np.float64(b).tobytes() or (a != a and b != b), path
     else:
         assert a == b, path
 
