@@ -148,7 +148,8 @@ def prepare(recipe: Recipe, cluster: Cluster | None = None) -> Prepared:
     assert made is not None
     assert planned is not None
     assert spec is not None
-    notes = (*planned[1], *_notes(recipe, made[0]), *((short,) if short else ()))
+    told = prepare_text.notes(recipe) if text and "policy" in made[0].names else ()
+    notes = (*planned[1], *told, *((short,) if short else ()))
     return Prepared(recipe, machine, made[0], planned[0], spec, made[1], needs, notes)
 
 
@@ -345,16 +346,6 @@ def _generator(recipe: Recipe) -> None:
         registry.require("generator", registry.name_of("generator", type(recipe.generator)))
         if isinstance(recipe.generator, OnDevice):
             _found(recipe.generator.device)
-
-
-def _notes(recipe: Recipe, flow: Flow) -> tuple[str, ...]:
-    """Sampling takes most of the time of a language model's training; it is not left on the CPU in silence."""
-    if not isinstance(recipe.env, TaskConfig) or "policy" not in flow.names:
-        return ()
-    engine, trainer = recipe.generator or registry.resolve("generator", "torch")(), str(recipe.trainer.device)
-    if not isinstance(engine, OnDevice) or engine.device != "cpu" or not trainer.startswith("cuda"):
-        return ()
-    return (f"generator.device is cpu and trainer.device {trainer}: answers are sampled on the CPU; set it to cuda",)
 
 
 def _recorders(recipe: Recipe) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from m2flow import registry
 from m2flow.capabilities import ChecksTasks, LabelsTasks
 from m2flow.config import Recipe
 from m2flow.pieces import run_seed
+from m2flow.sections import OnDevice
 
 LISTED = 20_000  # tasks of a source that are looked at; of a longer one, or one without end, the first FEW
 FEW = 500
 ENCODED = 500  # of them, the longest, are turned into tokens
+HALF = ("bfloat16", "float16")
 
 
 def room(recipe: Recipe) -> str | None:
@@ -76,6 +79,30 @@ def answers(recipe: Recipe) -> None:
     if bad:
         more = f"; {bad} tasks are like that, this is the first" if bad > 1 else ""
         raise ValueError(first + more + (f"; a valid row: {valid}" if valid else ""))
+
+
+def notes(recipe: Recipe) -> tuple[str, ...]:
+    """What runs, and is rarely meant: sampling on the CPU, rounded old log-probs, one ratio for a whole answer."""
+    found: list[str] = []
+    objective: Any = recipe.objective
+    engine, trainer = recipe.generator or registry.resolve("generator", "torch")(), str(recipe.trainer.device)
+    if isinstance(engine, OnDevice) and engine.device == "cpu" and trainer.startswith("cuda"):
+        found.append(
+            f"generator.device is cpu and trainer.device {trainer}: answers are sampled on the CPU; set it to cuda"
+        )
+    dtype = getattr(engine, "dtype", None)
+    if dtype in HALF and not getattr(objective, "decoupled", True):
+        found.append(
+            f"generator.dtype is {dtype} and objective.decoupled false: the engine's rounded log-probs stand for the "
+            "old policy's, so ratios begin away from 1; set objective.decoupled: true (one more forward pass a step), "
+            "or generator.dtype: float32"
+        )
+    if getattr(objective, "level", None) == "chunk":
+        found.append(
+            "objective.level is chunk: one probability ratio for a whole answer, as RLOO has it; the ratio of a long "
+            "answer is soon outside of the clip range; use action for one per token (GRPO, DAPO, PPO)"
+        )
+    return tuple(found)
 
 
 def _scored(recipe: Recipe) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from m2flow.config.errors import ConfigError, Problem
 from m2flow.config.hints import hinted
 from m2flow.config.layers import Layer, Stack, parse_overrides, parse_yaml, read_file, read_text, to_yaml
 from m2flow.config.recipe import PLANS, Recipe
-from m2flow.config.rules import broken
+from m2flow.config.rules import broken, unwritten
 from m2flow.config.typed import INVALID, convert_fields, freeze, make, plain
 
 _NAMED = frozenset(field.name for field in fields(Recipe) if "kind" in field.metadata)
@@ -42,6 +42,7 @@ def load(source: str | File | Mapping[str, Any] | Recipe, *overrides: str) -> Re
     if recipe is not INVALID:
         filled = {item.name: getattr(recipe, item.name) for item in fields(Recipe)} | values
         problems += broken(SimpleNamespace(**filled), problems)
+        problems += unwritten(SimpleNamespace(**filled), data, problems)
     if problems:
         problems = hinted(problems, data)
         order = {item.name: index for index, item in enumerate(fields(Recipe))}

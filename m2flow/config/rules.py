@@ -37,6 +37,21 @@ def broken(values: Any, known: Sequence[Problem]) -> list[Problem]:
     return [problem for rule in RULES if not _spoilt(rule, wrong) for problem in rule.check(values)]
 
 
+def unwritten(values: Any, data: Mapping[str, Any], known: Sequence[Problem]) -> list[Problem]:
+    """A key that must be written for text tasks: the default `level` is a ratio per decision, so one per whole answer,
+    and nearly every algorithm for language models has one per token. `data`: the recipe as it was written."""
+    key, given = ("objective", "level"), data.get("objective")
+    wrong = any(problem.path[:1] in (("objective",), ("env",)) for problem in known)
+    if wrong or not isinstance(values.env, TaskConfig) or not isinstance(given, Mapping) or "level" in given:
+        return []
+    if not any(item.name == "level" and item.default == "chunk" for item in fields(values.objective)):
+        return []
+    message = (
+        "is required for text tasks: action is a probability ratio per token (GRPO, DAPO, PPO), chunk one per answer"
+    )
+    return [Problem(key, f"{message} (RLOO), sequence its length-normalised one (GSPO); for instance level: action")]
+
+
 def _spoilt(rule: Rule, wrong: set[Path]) -> bool:
     """Whether a wrong key is one that the rule reads, holds one, or lies inside one."""
     for need in (tuple(need.split(".")) for need in rule.needs):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from m2flow import api
+from m2flow import api, config
 
 NETWORK = {
     "model_type": "llama",
@@ -134,3 +134,44 @@ def test_rows_of_chats_have_no_right_answer_for_the_math_reward(tmp_path: Path) 
 
 def test_the_tasks_of_the_package_are_ones_that_the_reward_can_score(tmp_path: Path) -> None:
     assert api.check(TEXT, *rows(tmp_path, 5, 2.5, "so \\boxed{3}")).ok
+
+
+@pytest.mark.parametrize("objective", ["grpo", {"name": "grpo", "clip_high": 0.28}])
+def test_text_tasks_need_a_level_that_somebody_wrote(objective: Any, tmp_path: Path) -> None:
+    written = tmp_path / "recipe.json"  # JSON is YAML
+    written.write_text(json.dumps({**TEXT, "objective": objective}))
+    for source in ({**TEXT, "objective": objective}, written):
+        with pytest.raises(
+            ValueError, match="objective.level.*: is required for text tasks: action is a prob"
+        ) as caught:
+            api.check(source)
+        assert "level: action" in str(caught.value)
+    for level in ("action", "chunk", "sequence", "token"):
+        assert api.check({**TEXT, "objective": objective}, f"objective.level={level}").ok
+
+
+def test_the_level_is_asked_for_once_and_only_of_objectives_that_have_one() -> None:
+    with pytest.raises(ValueError, match="with a critic") as caught:
+        api.check({**TEXT, "objective": "ppo"})
+    assert "is required" not in str(caught.value)
+    sft = {**TEXT, "objective": "sft", "flow": "supervised", "rollout": {"lanes": 8, "length": 1}}
+    assert "objective.level" not in str(api.check(sft).problems)
+    stored = config.dump(config.load(TEXT, "objective.level=chunk"))
+    assert config.load(stored).objective.level == "chunk"
+
+
+def test_one_ratio_for_an_answer_is_noted() -> None:
+    (note,) = api.check(TEXT, "objective.level=chunk").notes
+    assert note.startswith("objective.level is chunk: one probability ratio for a whole answer")
+    assert not api.check(TEXT).notes
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("decoupled", [True, False])
+def test_rounded_log_probs_as_the_old_ones_are_noted(dtype: str, decoupled: bool) -> None:
+    found = api.check(
+        TEXT, f"generator={{name: torch, dtype: {dtype}}}", f"objective.decoupled={str(decoupled).lower()}"
+    )
+    assert found.ok, found.problems
+    said = [note for note in found.notes if note.startswith("generator.dtype is bfloat16 and objective.decoupled fals")]
+    assert len(said) == (dtype == "bfloat16" and not decoupled)
