@@ -10,8 +10,8 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +35,7 @@ from m2flow.sections import TaskConfig
 from m2flow.types import Evaluation, Spec, Tree
 
 STATUS_EVERY = 1.0  # seconds between two updates of the status file while steps finish
+LEFT = "interrupted"  # why a run stops that was asked to by Ctrl-C, and was given the time to save itself
 
 
 @dataclass(slots=True)
@@ -78,9 +79,9 @@ def entries_per_unit(objective: Any, policy: Policy) -> int:
 
 
 @contextmanager
-def terminable() -> Iterator[None]:
-    """SIGTERM and SIGHUP end a run like Ctrl-C does: workers stopped, files closed, status written. In the main thread
-    only; elsewhere whoever owns the main thread decides."""
+def terminable(soon: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    """SIGTERM and SIGHUP end a run at once: workers stopped, files closed, status written. Ctrl-C does so as well, but
+    where `soon` says that the run ends by itself. In the main thread only; elsewhere its owner decides."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -88,14 +89,21 @@ def terminable() -> Iterator[None]:
     def end(number: int, _frame: object) -> None:
         raise KeyboardInterrupt(f"ended by {signal.Signals(number).name}")
 
+    def ask(_number: int, _frame: object) -> None:
+        if not soon():
+            raise KeyboardInterrupt
+
     # What is ignored stays ignored: `nohup m2flow train ...` lives on after logout.
-    wanted = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, end) for number in wanted}
+    wanted: dict[signal.Signals, Callable[[int, Any], None]]
+    wanted = {n: end for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN}
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        wanted[signal.SIGINT] = ask
+    before = {number: signal.signal(number, handler) for number, handler in wanted.items()}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, old in before.items():
+            signal.signal(number, old)
 
 
 @dataclass
@@ -115,11 +123,13 @@ class Session:
     evaluated: tuple[int, dict[str, float]] = (-1, {})  # step and numbers of the last evaluation
     earlier: float = 0.0  # seconds at work before this session
     env_steps: float = 0.0
+    leaving: bool = False  # Ctrl-C was pressed once: the step at work is finished and saved
 
     def execute(self) -> Outcome:
         """Run, record, report. Raises what made the run fail, after the status file says so."""
         recipe = self.recipe
         self.done, states, meta = self.saved or (0, {}, None)
+        self.began_at = self.done
         resumed, states = None if self.saved is None else self.done - 1, dict(states)
         self.saved = None  # the driver hands the states on, and nobody keeps them
         recorder = recipe.observe.build(self.folder.path, dump(recipe), resumed)
@@ -140,10 +150,12 @@ class Session:
         self._status("running")
         shown = not self.quiet and recipe.observe.progress
         try:
-            with terminable(), self.progress if shown else nullcontext():
+            with terminable(self._leave), self.progress if shown else nullcontext():
                 outcome = self._driver().run(self.done, states)
+            if outcome.stop is not None and outcome.stop.reason == LEFT:
+                raise KeyboardInterrupt  # noqa: TRY301  as if it had come now, with all saved
         except KeyboardInterrupt as interrupt:
-            said = f"{str(interrupt) or 'interrupted'}; {self._way_on()}"
+            said = f"{str(interrupt) or LEFT}; {self._way_on()}"
             self._status("stopped", reason=said)
             raise KeyboardInterrupt(said) from None
         except BaseException as error:
@@ -204,7 +216,7 @@ class Session:
         self.tracer.flush()
         if now - self.stated >= STATUS_EVERY:
             self._status("running")
-        return stop_for(fired)
+        return stop_for(fired) or self._left()
 
     def _on_spans(self, spans: Spans) -> None:
         self.tracer.extend(spans)
@@ -225,11 +237,32 @@ class Session:
             self.progress.note(f"evaluation after step {step}: {evaluation_line(found)}")
         reason = self.stopper.judge(numbers) if self.stopper is not None and step > 0 else None
         self.stepped = time.monotonic()  # an evaluation is not part of the next step
-        return stop_for(fired) or (None if reason is None else Stop(reason))
+        return stop_for(fired) or (self._left() if reason is None else Stop(reason))
 
     def _tell_alarms(self, fired: Sequence[alarm_rules.Alarm]) -> None:
         for alarm in fired:
             self.progress.note(f"alarm {alarm.kind} at step {alarm.step}: {alarm.text}")
+
+    # ---- Ctrl-C
+
+    def _leave(self) -> bool:
+        """Whether the run ends by itself after Ctrl-C: the first one, with steps done that are not saved."""
+        if self.leaving or not self.folder.config.exists():
+            return False
+        kept = max([self.began_at, *(step for step in self.store.steps() if step <= self.done)])
+        if self.done == kept:
+            return False
+        self.leaving = True
+        with suppress(RuntimeError):  # the signal came in the middle of another line
+            self.progress.note(
+                "interrupted: the step at work is finished and saved; press Ctrl-C again to end now and lose what "
+                f"came after step {kept}"
+            )
+        return True
+
+    def _left(self) -> Stop | None:
+        """The wish to end, once Ctrl-C was pressed; of a run that is done anyway there is none."""
+        return Stop(LEFT) if self.leaving and self.done < self.recipe.steps else None
 
     # ---- checkpoints
 
@@ -283,12 +316,13 @@ class Session:
         own = [step for step in self.store.steps() if step <= self.done]  # a later one is of another past
         if not own:
             return (
-                f"{self.folder.path} has no checkpoint yet, so it cannot be resumed: train again in another folder "
-                "(checkpoint.every says how often a run is saved)"
+                f"{self.folder.path} has no checkpoint yet, so it cannot be resumed, and {self.done} step(s) are lost: "
+                "train again in another folder (checkpoint.every says how often a run is saved)"
             )
         latest = build.saved_step(self.store)
         saved, named = (latest, "") if latest in own else (own[-1], f" --step {own[-1]}")
-        return f"`m2flow resume {self.folder.path}{named}` continues it after step {saved}"
+        lost = f"; {self.done - saved} later step(s) are lost" if self.done > saved else ""
+        return f"`m2flow resume {self.folder.path}{named}` continues it after step {saved}{lost}"
 
     def _close(self) -> None:
         """Close every file and tracker. One that fails is named; it neither hides how the run ended nor keeps the

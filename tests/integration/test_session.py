@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from m2flow.observe.layout import RunFolder, read_json, write_json
 from m2flow.observe.progress import Progress
 from m2flow.observe.rundata import load_run
 from m2flow.runtime.failures import RunFailed
-from m2flow.session import entries_per_unit, terminable
+from m2flow.session import Session, entries_per_unit, terminable
 from m2flow.types import Field, Spec
 from tests.integration import small, small_text
 from tests.integration.test_laws import assert_same
@@ -270,6 +271,63 @@ def test_an_interrupt_before_the_first_checkpoint_says_that_there_is_none(tmp_pa
     said = status(tmp_path / "run")
     assert said["state"] == "stopped"
     assert said["reason"].startswith("ended by SIGTERM; ")
+
+
+@pytest.fixture
+def pressed(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, int]]:
+    """Step -> how often Ctrl-C is pressed while it is being told."""
+    presses: dict[int, int] = {}
+    told = Session._on_step
+
+    def telling(self: Session, step: int, said: Any) -> Any:
+        for _ in range(presses.get(step, 0)):
+            signal.raise_signal(signal.SIGINT)
+        return told(self, step, said)
+
+    monkeypatch.setattr(Session, "_on_step", telling)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    yield presses
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_finishes_the_step_and_saves_it(
+    tmp_path: Path, pressed: dict[int, int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    straight = small.train(tmp_path, "straight")
+    pressed[2] = 1
+    with pytest.raises(KeyboardInterrupt, match=r"interrupted; `m2flow resume .*run` continues it after step 3$"):
+        small.train(tmp_path, "run")
+    assert "the step at work is finished and saved; press Ctrl-C again to end now" in capsys.readouterr().err
+    said = status(tmp_path / "run")
+    assert (said["state"], said["step"]) == ("stopped", 3)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    pressed.clear()
+    run = m2flow.resume(tmp_path / "run", quiet=True)
+    assert_same(run, straight, 0.0)
+    assert status(run)["state"] == "finished"
+
+
+@pytest.mark.parametrize(
+    ("presses", "every", "said"),
+    [
+        (2, 0, "no checkpoint yet, so it cannot be resumed, and 2 step"),  # in a hurry
+        (2, 1, "continues it after step 2$"),
+        (1, 2, "continues it after step 2$"),  # nothing to lose but the step at work
+        (2, 2, "continues it after step 2$"),
+    ],
+)
+def test_a_second_ctrl_c_or_one_with_nothing_to_lose_ends_at_once(
+    tmp_path: Path, pressed: dict[int, int], presses: int, every: int, said: str
+) -> None:
+    pressed[2] = presses
+    with pytest.raises(KeyboardInterrupt, match=said):
+        small.train(tmp_path, "run", checkpoint={"every": every})
+    assert status(tmp_path / "run")["step"] == 2
+
+
+def test_ctrl_c_in_the_last_step_lets_the_run_finish(tmp_path: Path, pressed: dict[int, int]) -> None:
+    pressed[3] = 1
+    assert status(small.train(tmp_path, "run"))["state"] == "finished"
 
 
 def test_a_recorder_that_cannot_be_closed_does_not_hide_how_the_run_ended(
