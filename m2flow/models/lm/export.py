@@ -14,7 +14,7 @@ from m2flow.models.lm import lora, tokenizer
 from m2flow.models.lm.network import quiet
 
 _LOG = logging.getLogger("m2flow.lm")
-_told: set[Path] = set()
+_told: set[str] = set()  # kinds of tokenizers that users have been told of
 COMPARE_UP_TO = 300_000_000  # parameters; of larger models only the bytes that were written are compared
 PROMPT = 16  # tokens of the fixed prompt: ids 0, 1, 2, ...
 # Largest gap of a logit, relative to the largest logit where that is more than 1. Of half precision it is the rounding
@@ -88,14 +88,16 @@ def _compare(network: Any, plain: Any, folder: Path) -> None:
 
 
 def _tell_foreign(opened: Any, folder: Path) -> None:
-    """Say so where AutoTokenizer opens the tokenizer as another one: each tokenizer beside a Qwen2 model as Qwen2's."""
-    own = tokenizer.load(folder)
+    """Say so where AutoTokenizer opens the tokenizer as another one: each tokenizer beside a Qwen2 model as Qwen2's.
+
+    Once for each kind, and without the folder: each checkpoint of a run is alike, and this one is still moved.
+    """
+    own, kind = tokenizer.load(folder), type(opened).__name__
     text = own.decode(range(min(1000, len(own))), skip_special_tokens=True)
-    if opened(text)["input_ids"] != own(text)["input_ids"] and folder.parent not in _told:
-        _told.add(folder.parent)
+    if kind not in _told and opened(text)["input_ids"] != own(text)["input_ids"]:
+        _told.add(kind)
         _LOG.warning(
-            "%s: AutoTokenizer of this transformers opens the tokenizer as %s, which it is not; open it with "
+            "checkpoint: AutoTokenizer of this transformers opens its tokenizer as %s, which it is not; open it with "
             "PreTrainedTokenizerFast.from_pretrained, as policy.path does, or use another model_type (llama, qwen3)",
-            folder,
-            type(opened).__name__,
+            kind,
         )
