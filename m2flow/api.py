@@ -22,7 +22,7 @@ from m2flow.config import Recipe, dump, dump_yaml, find, load, with_seed
 from m2flow.flow.cluster import Cluster
 from m2flow.observe.jsonl import rows
 from m2flow.observe.layout import RunFolder, read_evaluation, read_json, write_json
-from m2flow.prepare import prepare
+from m2flow.prepare import Prepared, prepare
 from m2flow.session import Session, open_folder
 from m2flow.types import Evaluation
 
@@ -135,7 +135,7 @@ def train(
     ready = prepare(loaded)
     folder = RunFolder(Path(run_dir) if run_dir is not None else _new_folder(loaded))
     open_folder(loaded, folder, _text_of(recipe, loaded))
-    session = Session(loaded, folder, ready.cluster, ready.flow, ready.plan, ready.spec, quiet, parts=ready.parts)
+    session = _session(ready, folder, quiet)
     return _finish(session)
 
 
@@ -164,17 +164,7 @@ def resume(
     if done >= loaded.steps:
         raise ValueError(f"resume: {folder.path} has done {done} of {loaded.steps} steps; give a larger steps to go on")
     ready = prepare(loaded)
-    session = Session(
-        loaded,
-        folder,
-        ready.cluster,
-        ready.flow,
-        ready.plan,
-        ready.spec,
-        quiet,
-        saved=store.load(done),
-        parts=ready.parts,
-    )
+    session = _session(ready, folder, quiet, store.load(done))
     from m2flow.observe.runinfo import write_env
 
     write_env(folder, {"run": loaded.seed})
@@ -302,6 +292,21 @@ def _refuse_if_alive(folder: RunFolder) -> None:
     except (ProcessLookupError, PermissionError):
         return
     raise ValueError(f"resume: {folder.path} is still running as process {pid}; stop it first, or wait for its end")
+
+
+def _session(ready: Prepared, folder: RunFolder, quiet: bool, saved: Any = None) -> Session:
+    return Session(
+        ready.recipe,
+        folder,
+        ready.cluster,
+        ready.flow,
+        ready.plan,
+        ready.spec,
+        quiet,
+        saved=saved,
+        parts=ready.parts,
+        notes=ready.notes,
+    )
 
 
 def _finish(session: Session) -> Run:

@@ -42,7 +42,7 @@ RunArg = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run
 PlanOption = Annotated[
     str | None, typer.Option(help="Where it runs: collocated, disaggregated, hybrid, or a plan file.")
 ]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars and no notes.")]
 
 
 def command(function: Callable[P, R]) -> Callable[P, R]:

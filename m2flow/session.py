@@ -119,6 +119,7 @@ class Session:
     quiet: bool = False
     saved: tuple[int, Tree, Mapping[str, Any]] | None = None  # the checkpoint to continue from, as a store loads it
     parts: Mapping[str, Any] = field(default_factory=dict)  # parts that the flow brought along
+    notes: Sequence[str] = ()  # what `m2flow check` tells of the recipe, told again before the run starts
     done: int = 0
     evaluated: tuple[int, dict[str, float]] = (-1, {})  # step and numbers of the last evaluation
     earlier: float = 0.0  # seconds at work before this session
@@ -148,6 +149,8 @@ class Session:
         self.progress = Progress(recipe.steps, start=self.done, title=recipe.name)
         self.began = self.stepped = time.monotonic()
         self._status("running")
+        for note in () if self.quiet else self.notes:
+            self.progress.note(f"note: {note}")
         shown = not self.quiet and recipe.observe.progress
         try:
             with terminable(self._leave), self.progress if shown else nullcontext():

@@ -330,6 +330,21 @@ def test_ctrl_c_in_the_last_step_lets_the_run_finish(tmp_path: Path, pressed: di
     assert status(small.train(tmp_path, "run"))["state"] == "finished"
 
 
+@pytest.mark.parametrize("quiet", [False, True])
+def test_what_check_notes_is_told_before_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], quiet: bool
+) -> None:
+    place = small.place("cpu:0")
+    plan = small.plan(place, place, **small.TURNS)
+    recipe = small.recipe(steps=2, plan={**plan, "places": {**plan["places"], "evaluator": place}})
+    (note,) = m2flow.check(recipe).notes
+    run = m2flow.train(recipe, run_dir=tmp_path / "run", quiet=quiet)
+    m2flow.resume(run, steps=3, quiet=quiet)
+    told = capsys.readouterr().err
+    assert told.count(f"note: {note}\n") == (0 if quiet else 2)
+    assert quiet or told.index("note: ") < told.index("step 2/2")
+
+
 def test_a_recorder_that_cannot_be_closed_does_not_hide_how_the_run_ended(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
