@@ -21,10 +21,13 @@ class BadRow(ValueError):
         super().__init__(f"field {name!r} {what}")
 
 
-def text_of(name: str, value: Any) -> str:
+def text_of(name: str, payload: Mapping[str, Any]) -> str:
     """The text of a field. Raises BadRow where there is none, or only spaces."""
+    value = payload.get(name)
     if value is None:
-        raise BadRow(name, "is missing (env.fields says in which column it is, env.template makes it from others)")
+        ways = "env.fields says in which column it is, env.template makes it from others"
+        there = ", ".join(str(column) for column, held in payload.items() if held is not None)
+        raise BadRow(name, f"is missing ({ways}; there are: {there or 'none'})")
     if not isinstance(value, str):
         raise BadRow(name, f"is a {type(value).__name__}, not text")
     if not value.strip():

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from m2flow.protocols import TaskSource
 from m2flow.tasks.base import SECRET, Side, TextTasks, fill
 from m2flow.tasks.checks import BadRow, conversation, example, filled, number_as_text, text_of
-from m2flow.tasks.tables import ENDINGS, JsonLines, Parquet, Row, Table
+from m2flow.tasks.tables import ENDINGS, EXAMPLE, JsonLines, Parquet, Row, Table
 from m2flow.types import Task
 
 _LOG = logging.getLogger("m2flow.tasks")
@@ -80,7 +80,7 @@ class RowsConfig(TextTasks):
                 payload["completion"] = shown
         else:
             payload.pop("messages", None)
-            payload["prompt"] = text_of("prompt", payload.get("prompt"))
+            payload["prompt"] = text_of("prompt", payload)
         for name in ("answer", "completion"):
             payload[name] = number_as_text(name, payload.get(name))
             if payload[name] is None:
@@ -142,12 +142,15 @@ class _Saved:
         try:
             import datasets
         except ModuleNotFoundError as error:
-            raise ValueError(f"files: {path} needs the package 'datasets': pip install 'm2flow[datasets]'") from error
+            raise ValueError(f"{path} needs the package 'datasets': pip install 'm2flow[datasets]'") from error
         self.path = path
         if (path / "dataset_dict.json").exists():
             splits = ", ".join(str(inner) for inner in sorted(path.iterdir()) if inner.is_dir())
-            raise ValueError(f"files: {path} holds several splits; name one of them: {splits}")
-        self._data: Any = datasets.load_from_disk(str(path))
+            raise ValueError(f"{path} holds several splits; name one of them: {splits}")
+        try:
+            self._data: Any = datasets.load_from_disk(str(path))
+        except Exception as error:  # of whatever reads its files
+            raise ValueError(f"{path}: `datasets` cannot open it ({type(error).__name__}: {error})") from error
 
     def rows(self) -> Iterator[Row]:
         yield from self._data
@@ -168,7 +171,7 @@ def _load(config: RowsConfig) -> _Loaded:
     if key not in _CACHE:
         if len(_CACHE) >= 4:
             _CACHE.clear()
-        _CACHE[key] = _divide(config, _scan(config, files, ()), others)
+        _CACHE[key] = _divide(config, _scan(config, "files", files, ()), others)
     return _CACHE[key]
 
 
@@ -176,7 +179,7 @@ def _divide(config: RowsConfig, first: _Scan, others: Sequence[Path]) -> _Loaded
     """Which rows are held out. Where a prompt is on both sides, training goes without it."""
     at, prompts = np.array(first.at, np.int64).reshape(-1, 2), np.array(first.prompts, np.uint64)
     if others:
-        second = _scan(config, others, first.required)
+        second = _scan(config, "held_out_files", others, first.required)
         kept = ~np.isin(prompts, np.array(second.prompts, np.uint64))
         if not kept.all():
             _LOG.warning("%d rows to train on are left out, because their prompts are held out", int((~kept).sum()))
@@ -194,7 +197,15 @@ def _divide(config: RowsConfig, first: _Scan, others: Sequence[Path]) -> _Loaded
     return _Loaded(train, held)
 
 
-def _scan(config: RowsConfig, paths: Sequence[Path], required: tuple[str, ...]) -> _Scan:
+def _scan(config: RowsConfig, key: str, paths: Sequence[Path], required: tuple[str, ...]) -> _Scan:
+    """One look at every row. Raises ValueError naming the key, the file, and the row with its field."""
+    try:
+        return _look(config, paths, required)
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from error
+
+
+def _look(config: RowsConfig, paths: Sequence[Path], required: tuple[str, ...]) -> _Scan:
     found = _Scan([_open(path) for path in paths], required=config.required or required)
     bad, first_bad, valid = 0, "", ""
     for number, table in enumerate(found.tables):
@@ -210,11 +221,12 @@ def _scan(config: RowsConfig, paths: Sequence[Path], required: tuple[str, ...]) 
                 first_bad = first_bad or f"{table.label(index)}: {error}"
     if bad:
         more = f" ({bad} rows are wrong, this is the first)" if bad > 1 else ""
-        shown = valid or '{"prompt": "2 + 2 =", "answer": "4"}'
-        raise ValueError(f"files: {first_bad}{more}; a valid row: {shown}")
+        raise ValueError(f"{first_bad}{more}; a valid row: {valid or EXAMPLE}")
     if not found.at:
-        what = f"all {found.dropped} rows have longer prompts than max_prompt_chars" if found.dropped else "no rows"
-        raise ValueError(f"files: {what} in {', '.join(map(str, paths))}")
+        where = ", ".join(map(str, paths))
+        if found.dropped:
+            raise ValueError(f"all {found.dropped} rows have longer prompts than max_prompt_chars in {where}")
+        raise ValueError(f"no rows in {where}; a valid row: {EXAMPLE}")
     if found.dropped:
         _LOG.warning("%d rows dropped: prompts of more than %s characters", found.dropped, config.max_prompt_chars)
     return found
@@ -264,7 +276,8 @@ def _paths(key: str, names: str | Sequence[str]) -> list[Path]:
         if path.is_dir() and not any((path / name).exists() for name in _SAVED):
             inside = sorted(inner for inner in path.iterdir() if inner.suffix in ENDINGS)
             if not inside:
-                raise ValueError(f"{key}: no {', '.join(ENDINGS)} in the folder {path}, and it is none of `datasets`")
+                kinds = f"no {', '.join(ENDINGS)} in the folder {path}, and it is none of `datasets`"
+                raise ValueError(f"{key}: {kinds}; a valid row of a .jsonl file: {EXAMPLE}")
             found += inside
         else:
             found.append(path)
@@ -275,5 +288,11 @@ def _open(path: Path) -> Table:
     if path.is_dir():
         return _Saved(path)
     if path.suffix not in ENDINGS:
-        raise ValueError(f"files: {path} ends with none of {', '.join(ENDINGS)}")
+        convert = (
+            f"pandas.read_csv({str(path)!r}).to_json({str(path.with_suffix('.jsonl'))!r}, orient='records', lines=True)"
+        )
+        more = f" ({convert} makes one of it)" if path.suffix == ".csv" else ""
+        raise ValueError(
+            f"{path} ends with none of {', '.join(ENDINGS)}; a valid row of a .jsonl file: {EXAMPLE}{more}"
+        )
     return Parquet(path) if path.suffix == ".parquet" else JsonLines(path)

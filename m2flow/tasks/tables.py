@@ -11,7 +11,9 @@ from typing import Any, Protocol
 import numpy as np
 
 Row = Mapping[str, Any]
-_FORM = 'write one object a line, for instance {"prompt": "2 + 2 =", "answer": "4"}'
+EXAMPLE = '{"prompt": "2 + 2 =", "answer": "4"}'  # a valid row
+_FORM = f"write one object a line, for instance {EXAMPLE}"
+_LIST = 'pandas.read_json(OLD).to_json(NEW, orient="records", lines=True) turns a list of objects into that'
 ENDINGS = (".jsonl", ".ndjson", ".json", ".parquet")
 
 
@@ -60,9 +62,11 @@ class JsonLines:
         try:
             row = json.loads(raw.decode("utf-8-sig"))
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"files: {self.label(index)}: no JSON object ({error}); {_FORM}") from error
+            more = f" ({_LIST})" if raw.lstrip(b" \t\xef\xbb\xbf")[:1] == b"[" else ""
+            raise ValueError(f"{self.label(index)}: no JSON object ({error}); {_FORM}{more}") from error
         if not isinstance(row, dict):
-            text = f"files: {self.label(index)}: a {type(row).__name__}, not an object; {_FORM}"
+            more = f" ({_LIST})" if isinstance(row, list) else ""
+            text = f"{self.label(index)}: a {type(row).__name__}, not an object; {_FORM}{more}"
             raise ValueError(text)  # noqa: TRY004 a user's error, in the form of all of them
         return row
 
@@ -77,7 +81,7 @@ class Parquet:
         try:
             self._table = pyarrow.parquet.read_table(path, memory_map=True)
         except (OSError, ValueError) as error:  # pyarrow's own errors are among these
-            raise ValueError(f"files: {path}: no Parquet file ({error})") from error
+            raise ValueError(f"{path}: no Parquet file ({error}); a valid row: {EXAMPLE}") from error
 
     def rows(self) -> Iterator[Row]:
         for batch in self._table.to_batches(max_chunksize=1000):

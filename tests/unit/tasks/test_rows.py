@@ -363,3 +363,43 @@ def test_a_template_is_not_filled_with_what_is_no_number(tmp_path: Path) -> None
     file.write_text('{"a": NaN, "answer": "4"}\n')
     with pytest.raises(ValueError, match="field 'a' is nan"):
         RowsConfig(files=str(file), held_out=0, template="{a}?").tasks("train", 0)
+
+
+@pytest.mark.parametrize("key", ["files", "held_out_files"])
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        (
+            "a.csv",
+            "prompt,answer\n",
+            "ends with none of .jsonl, .ndjson, .json, .parquet; a valid row of a .jsonl file",
+        ),
+        ("a.csv", "prompt,answer\n", "orient='records', lines=True) makes one of it"),
+        ("a.txt", "x", "ends with none of"),
+        ("a.jsonl", "", "no rows in"),
+        ("a.parquet", "", "no Parquet file"),
+        ("a.parquet", "PAR1", "no Parquet file"),
+        ("a.json", '[{"prompt": "a"}]', "turns a list of objects into that"),
+        ("a.json", '[\n{"prompt": "a"}\n]', "turns a list of objects into that"),
+        ("a.jsonl", "{", "row 1 (line 1): no JSON object"),
+        ("a.jsonl", '{"question": "a", "answer": 1}', "row 1 (line 1): field 'prompt' is missing (env.fields says in"),
+        ("a.jsonl", '{"question": "a", "answer": 1}', "; there are: question, answer); a valid row"),
+        ("folder", None, "no .jsonl, .ndjson, .json, .parquet in the folder"),
+        ("folder/state.json", "{}", "`datasets` cannot open it"),
+    ],
+)
+def test_a_file_that_is_none_is_told_with_its_key_its_path_and_a_valid_row(
+    tmp_path: Path, key: str, name: str, text: str | None, said: str
+) -> None:
+    path = tmp_path / name
+    if text is None:
+        path.mkdir()
+    else:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    given = {"files": write(tmp_path / "good.jsonl", ROWS)} | {key: str(tmp_path / Path(name).parts[0])}
+    with pytest.raises(ValueError, match=f"^{key}: ") as caught:
+        RowsConfig(**given).tasks("train", 0)
+    assert said in str(caught.value)
+    assert str(tmp_path / Path(name).parts[0]) in str(caught.value)
+    assert name.endswith("state.json") or '{"prompt": "2 + 2 =", "answer": "4"}' in str(caught.value)
