@@ -148,7 +148,9 @@ def prepare(recipe: Recipe, cluster: Cluster | None = None) -> Prepared:
     assert made is not None
     assert planned is not None
     assert spec is not None
-    told = prepare_text.notes(recipe) if text and "policy" in made[0].names else ()
+    told: tuple[str, ...] = ()
+    if text and "policy" in made[0].names:
+        told = prepare_text.notes(recipe, recipe.generator or registry.resolve("generator", "torch")())
     notes = (*planned[1], *told, *((short,) if short else ()))
     return Prepared(recipe, machine, made[0], planned[0], spec, made[1], needs, notes)
 

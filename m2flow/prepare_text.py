@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from m2flow import registry
 from m2flow.capabilities import ChecksTasks, LabelsTasks
 from m2flow.config import Recipe
 from m2flow.pieces import run_seed
@@ -13,6 +12,7 @@ from m2flow.sections import OnDevice
 LISTED = 20_000  # tasks of a source that are looked at; of a longer one, or one without end, the first FEW
 FEW = 500
 ENCODED = 500  # of them, the longest, are turned into tokens
+EXAMPLE = '{"prompt": "2 + 2 =", "answer": "4"}'  # a row to show where none of the user's own is valid
 HALF = ("bfloat16", "float16")
 
 
@@ -65,7 +65,7 @@ def answers(recipe: Recipe) -> None:
     reward = None if recipe.reward is None else recipe.reward.build()
     if not isinstance(reward, ChecksTasks):
         return
-    bad, first, valid = 0, "", ""
+    bad, first, valid, written = 0, "", "", False
     for split in _scored(recipe):
         source = recipe.env.tasks(split, run_seed(recipe))
         for index in range(_looked_at(source, everything=isinstance(source, LabelsTasks))):
@@ -75,17 +75,19 @@ def answers(recipe: Recipe) -> None:
                 valid = valid or (source.example(index) if isinstance(source, LabelsTasks) else "")
             except ValueError as error:
                 where = source.label(index) if isinstance(source, LabelsTasks) else f"task {index} of {split}"
-                bad, first = bad + 1, first or f"reward.{error} ({where})"
+                bad, first, written = bad + 1, first or f"reward.{error} ({where})", isinstance(source, LabelsTasks)
     if bad:
         more = f"; {bad} tasks are like that, this is the first" if bad > 1 else ""
-        raise ValueError(first + more + (f"; a valid row: {valid}" if valid else ""))
+        shown = valid or (EXAMPLE if written else "")
+        raise ValueError(first + more + (f"; a valid row: {shown}" if shown else ""))
 
 
-def notes(recipe: Recipe) -> tuple[str, ...]:
-    """What runs, and is rarely meant: sampling on the CPU, rounded old log-probs, one ratio for a whole answer."""
+def notes(recipe: Recipe, engine: Any) -> tuple[str, ...]:
+    """What runs, and is rarely meant: sampling on the CPU, rounded old log-probs, one ratio for a whole answer.
+    `engine`: the generator's config, also where the recipe leaves it out."""
     found: list[str] = []
     objective: Any = recipe.objective
-    engine, trainer = recipe.generator or registry.resolve("generator", "torch")(), str(recipe.trainer.device)
+    trainer = str(recipe.trainer.device)
     if isinstance(engine, OnDevice) and engine.device == "cpu" and trainer.startswith("cuda"):
         found.append(
             f"generator.device is cpu and trainer.device {trainer}: answers are sampled on the CPU; set it to cuda"

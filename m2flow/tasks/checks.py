@@ -19,6 +19,7 @@ class BadRow(ValueError):
 
     def __init__(self, name: str, what: str) -> None:
         super().__init__(f"field {name!r} {what}")
+        self.name, self.what = name, what
 
 
 def text_of(name: str, payload: Mapping[str, Any]) -> str:

@@ -218,7 +218,7 @@ def _look(config: RowsConfig, paths: Sequence[Path], required: tuple[str, ...]) 
                 valid = valid or example(row)
             except ValueError as error:
                 bad += 1
-                first_bad = first_bad or f"{table.label(index)}: {error}"
+                first_bad = first_bad or f"{table.label(index)}: {_told(config, error)}"
     if bad:
         more = f" ({bad} rows are wrong, this is the first)" if bad > 1 else ""
         raise ValueError(f"{first_bad}{more}; a valid row: {valid or EXAMPLE}")
@@ -230,6 +230,14 @@ def _look(config: RowsConfig, paths: Sequence[Path], required: tuple[str, ...]) 
     if found.dropped:
         _LOG.warning("%d rows dropped: prompts of more than %s characters", found.dropped, config.max_prompt_chars)
     return found
+
+
+def _told(config: RowsConfig, error: ValueError) -> str:
+    """The error, with the column where env.fields has another name for it than we have."""
+    column = config.fields.get(error.name) if isinstance(error, BadRow) else None
+    if not isinstance(error, BadRow) or column in (None, error.name):
+        return str(error)
+    return f"field {error.name!r} (column {column!r}) {error.what}"
 
 
 def _take(config: RowsConfig, found: _Scan, place: tuple[int, int], payload: Mapping[str, Any]) -> None:

@@ -129,7 +129,9 @@ def test_rows_of_chats_have_no_right_answer_for_the_math_reward(tmp_path: Path) 
     chat = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
     given = rows(tmp_path)
     (tmp_path / "rows.jsonl").write_text(json.dumps({"messages": chat}) + "\n")
-    assert "reward.answer: tasks have no 'answer' (keys: messages, completion)" in problems(*given)
+    found = problems(*given)
+    assert "reward.answer: tasks have no 'answer' (keys: messages, completion)" in found
+    assert found.endswith('; a valid row: {"prompt": "2 + 2 =", "answer": "4"}'), "of these rows none is"
 
 
 def test_the_tasks_of_the_package_are_ones_that_the_reward_can_score(tmp_path: Path) -> None:

@@ -403,3 +403,12 @@ def test_a_file_that_is_none_is_told_with_its_key_its_path_and_a_valid_row(
     assert said in str(caught.value)
     assert str(tmp_path / Path(name).parts[0]) in str(caught.value)
     assert name.endswith("state.json") or '{"prompt": "2 + 2 =", "answer": "4"}' in str(caught.value)
+
+
+def test_a_field_under_another_name_is_told_with_its_column(tmp_path: Path) -> None:
+    rows = [{"query": "a", "gold": {"value": "1"}}, {"query": "b", "gold": {}}]
+    config = RowsConfig(
+        files=write(tmp_path / "a.jsonl", rows), fields={"prompt": "query", "answer": "gold.value"}, held_out=0
+    )
+    with pytest.raises(ValueError, match=r"field 'answer' \(column 'gold.value'\) is missing or empty; a valid row"):
+        config.tasks("train", 0)
