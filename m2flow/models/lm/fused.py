@@ -1,8 +1,9 @@
 """Forward and backward passes of norms, gated layers and attention, each as one function of autograd.
 
 The modules of transformers stay as they are, with their weights and names; only what their `forward` computes is done
-with fewer and smaller temporaries. That is for the known classes in float32 and float64 outside of autocast; everything
-else goes through the module's own code. First derivatives only.
+with fewer and smaller temporaries. That is for the known classes in float32 and float64, under autocast too: linear
+layers are in bfloat16 then, and attention between them in float32 (on a CPU no slower, where the backward pass of
+torch's own in bfloat16 takes four times as long). All else goes through the module's own code. First derivatives only.
 """
 
 from __future__ import annotations
@@ -38,9 +39,8 @@ def _forward_of(name: str) -> Callable[..., Any] | None:
 
 
 def _suits(x: Tensor, *weights: Tensor) -> bool:
-    """Whether what is computed in one dtype throughout is what the module computes."""
-    same = x.dtype in (torch.float32, torch.float64) and all(w.dtype == x.dtype for w in weights)
-    return same and not torch.is_autocast_enabled(x.device.type)
+    """Whether what is computed in one dtype between the linear layers is what the module computes, or better."""
+    return x.dtype in (torch.float32, torch.float64) and all(w.dtype == x.dtype for w in weights)
 
 
 # ---- in place of the modules' forward
@@ -56,7 +56,7 @@ def _norm(module: Any, x: Tensor) -> Tensor:
 
 def _gated(module: Any, x: Tensor) -> Tensor:
     gate, up = module.gate_proj, module.up_proj
-    if not (_suits(x, module.down_proj.weight) and module.config.hidden_act in ("silu", "swish")):
+    if module.config.hidden_act not in ("silu", "swish"):
         own: Tensor = type(module).forward(module, x)
         return own
     inner = _SwiGLU.apply(gate(x), up(x))  # type: ignore[no-untyped-call]
@@ -82,7 +82,9 @@ def _attention(
     q, k, v = (f(x).view(x.shape[1], -1, module.head_dim) for f in (module.q_proj, module.k_proj, module.v_proj))
     if hasattr(module, "q_norm"):
         q, k = module.q_norm(q), module.k_norm(k)
-    mixed = _Attend.apply(q, k, v, cos[0], sin[0], layout, module.scaling)  # type: ignore[no-untyped-call]
+    q, k, v = (f.to(cos.dtype) for f in (q, k, v))
+    with torch.autocast(x.device.type, enabled=False):
+        mixed = _Attend.apply(q, k, v, cos[0], sin[0], layout, module.scaling)  # type: ignore[no-untyped-call]
     return module.o_proj(mixed[None]), None
 
 

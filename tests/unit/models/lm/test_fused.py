@@ -68,6 +68,24 @@ def test_scores_and_gradients_are_those_of_the_modules(kind: str, dtype: torch.d
     assert len(used) >= 2 * 4 + 1  # two norms, MLP and attention a layer, and the last norm
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+def test_under_autocast_it_is_as_near_to_float32_as_the_modules_are(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("m2flow.models.lm.policy.computes_bfloat16", lambda _: True)  # emulated if need be
+    exact, fast, own = made(kind, torch.float32), made(kind, torch.float32), plain(made(kind, torch.float32))
+    fast.autocast = own.autocast = torch.bfloat16
+    obs, found = rows(), []
+    weight = torch.linspace(-1.0, 2.0, obs["at"].numel()).view(obs["at"].shape)
+    for policy in (exact, fast, own):
+        for i, p in enumerate(policy.parameters()):
+            p.data += 0.1 * torch.sin(torch.arange(p.numel()) + i).view(p.shape)
+        logprob = policy.score(obs).logprob
+        (logprob * weight).sum().backward()
+        found.append((logprob.detach(), torch.cat([p.grad.flatten() for p in policy.parameters()])))
+    for right, ours, theirs in zip(*found, strict=True):
+        assert ours.dtype == right.dtype
+        assert 0 < float((ours - right).norm()) <= 2.0 * float((theirs - right).norm())
+
+
 def test_other_classes_keep_their_own_code() -> None:
     policy = made("gemma", torch.float32)
     assert not any(isinstance(m.__dict__.get("forward"), partial) for m in policy.network.modules())
