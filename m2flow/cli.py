@@ -144,17 +144,19 @@ def train(
 def eval(  # noqa: A001  the command is called eval
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, or one of its checkpoints.")],
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="How many held-out seeds. Default: as the recipe says.")
+        int | None,
+        typer.Option(min=1, help="How many held-out seeds, or tasks of a language model. Default: as the recipe says."),
     ] = None,
     videos: Annotated[int, typer.Option(min=0, help="How many episodes to film.")] = 0,
     step: Annotated[int | None, typer.Option(min=0, help="Checkpoint to evaluate. Default: the latest one.")] = None,
 ) -> None:
     """Evaluate a policy, each held-out seed once, and store the result."""
     from m2flow import api
-    from m2flow.observe.rundata import show_number
+    from m2flow.observe.rundata import attempted, show_number
 
     result = api.evaluate(run, seeds=seeds, videos=videos, step=step)
-    typer.echo(f"{run}, weights after step {result.step}, {len(result.episodes)} episodes, each held-out seed once")
+    counted, begun = attempted(result)
+    typer.echo(f"{run}, weights after step {result.step}, {len(result.episodes)} {counted}, each {begun} once")
     for name, value in result.metrics.items():
         low, high = result.intervals.get(name, (value, value))
         between = f"  [{show_number(low, name)}, {show_number(high, name)}]" if low < high else ""
@@ -267,7 +269,7 @@ def init(
     path: Annotated[Path, typer.Argument(metavar="[PATH]", help="File to write.")] = Path("recipe.yaml"),
     overrides: OverridesArg = None,
     start: Annotated[
-        list[str] | None, typer.Option("--from", metavar="ENV/POLICY[/OBJECTIVE]", help="Parts to begin with.")
+        list[str] | None, typer.Option("--from", metavar="ENV[/POLICY[/OBJECTIVE]]", help="Parts to begin with.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
 ) -> None:

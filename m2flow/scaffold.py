@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from m2flow import registry
-from m2flow.config import Recipe, dump, load
+from m2flow.config import Recipe, dump, load, shipped
 from m2flow.config.layers import inline_yaml
 from m2flow.config.typed import describe, hints, plain
 from m2flow.prepare import prepare
 from m2flow.protocols import NeedsGroups
 
 _DEFAULT = "point_reach/mlp/ppo"
+_DEFAULT_TEXT = "arithmetic/causal_lm/grpo"  # of an env that has tasks for a language model
 _HEAD = """\
 # A recipe for m2flow. Change what you like, then:   m2flow check {path}   and   m2flow train {path}
 # Every key is listed with its default; keys you delete keep that default. On the command line: section.key=value.
@@ -130,7 +131,12 @@ def init_text(start: str | Sequence[str] | None, path: str, *overrides: str) -> 
             f"--from: given {len(given)} times ({', '.join(given)}), and a recipe begins with one; use one"
         )
     begin = given[0] if given else _DEFAULT
-    _parts(begin)
+    if begin in shipped("recipes"):
+        raise ValueError(f"--from: {begin} is a whole recipe, not parts of one; use m2flow config {begin} > {path}")
+    try:
+        _parts(begin)
+    except ValueError as error:
+        raise ValueError(f"--from: {error}") from error
     try:
         recipe = load(_start(begin, overrides), *overrides)
         if not awaited(recipe):
@@ -194,7 +200,11 @@ def _names(kind: str, parts: Mapping[str, Any]) -> set[str]:
 def _parts(start: str) -> dict[str, str]:
     given, default = start.split("/"), _DEFAULT.split("/")
     if len(given) > len(default) or not all(given):
-        raise ValueError(f"--from: expected ENV/POLICY or ENV/POLICY/OBJECTIVE, for instance {_DEFAULT}, got {start!r}")
+        raise ValueError(
+            f"expected ENV/POLICY/OBJECTIVE (the end may be left out), for instance {_DEFAULT}, got {start!r}"
+        )
+    if hasattr(registry.resolve("env", given[0]), "tasks"):
+        default = _DEFAULT_TEXT.split("/")
     return dict(zip(("env", "policy", "objective"), given + default[len(given) :], strict=True))
 
 

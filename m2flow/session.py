@@ -25,7 +25,7 @@ from m2flow.observe import runinfo
 from m2flow.observe.layout import RunFolder, write_json
 from m2flow.observe.metrics import reduce
 from m2flow.observe.progress import Progress
-from m2flow.observe.rundata import show_interval, show_number
+from m2flow.observe.rundata import attempted, show_interval, show_number
 from m2flow.observe.samples import sample_files
 from m2flow.observe.timeline import export_chrome
 from m2flow.observe.trace import Tracer
@@ -358,7 +358,7 @@ def evaluation_line(found: Evaluation) -> str:
         value = show_number(found.metrics[name], name)
         pair = found.intervals.get(name)
         parts.append(f"{name} {value}" + (f" {show_interval(pair, name)}" if pair is not None else ""))
-    return ", ".join(parts) + f" over {len(found.episodes)} episodes"
+    return ", ".join(parts) + f" over {len(found.episodes)} {attempted(found)[0]}"
 
 
 def open_folder(recipe: Recipe, folder: RunFolder, source: str) -> None:

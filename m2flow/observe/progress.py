@@ -100,7 +100,8 @@ class Progress:
 
     def numbers(self) -> str:
         """The part behind the bar: rate, return, success, time left."""
-        parts = [f"{rate:,.0f} env steps/s"] if (rate := self._rate()) > 0 else []
+        acts = "answers" if "rollout/tokens" in self.values else "env steps"
+        parts = [f"{rate:,.0f} {acts}/s"] if (rate := self._rate()) > 0 else []
         labels: dict[str, str] = {}
         for name, label in SHOWN:
             if name in self.values and (label != "loss" or not labels):

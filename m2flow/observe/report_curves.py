@@ -77,7 +77,7 @@ def axes(runs: Sequence[RunData]) -> list[Axis]:
     found = [Axis("step", "training step", [Curve(steps, [float(s) for s in steps]) for steps in every])]
     env_steps = [_env_steps(run) for run in runs]
     if all(curve.steps for curve in env_steps):
-        found.append(Axis("env", "environment steps", env_steps))
+        found.append(Axis("env", runs[0].acts, env_steps))
     if all(len(run.times.steps) > 1 for run in runs):
         minutes = [_minutes(run) for run in runs]
         if max(curve.values[-1] for curve in minutes) > 0.05:
@@ -157,8 +157,7 @@ def curve_chart(name: str, runs: Sequence[RunData], axis: Axis, page: Page) -> s
     """One metric of all runs against one axis, as SVG. The y axis is titled with the unit; the name is in the
     caption."""
     series = [s for i, run in enumerate(runs) if (s := _series(name, run, i, axis)) is not None]
-    info = METRICS.find(name)
-    unit = info.unit if info else ""
+    unit = runs[0].unit(name) if runs else ""
     percent = unit == "share"
     chart = line_chart(
         series,

@@ -58,7 +58,7 @@ def what_ran(run: RunData) -> list[tuple[str, str]]:
         ("policy", _dig(config, "policy", "name")),
         ("plan", plan if isinstance(plan, str) else None),
         ("steps", f"{done} of {steps:,}" if isinstance(steps, int) else done),
-        ("environment steps", None if math.isnan(counted) else show_number(counted)),
+        (run.acts, None if math.isnan(counted) else show_number(counted)),
         ("wall time", show_seconds(run.seconds)),
         ("cores", _dig(env, "machine", "cores")),
         ("GPUs", ", ".join(gpus) if isinstance(gpus := _dig(env, "machine", "gpus"), list) else None),
@@ -72,7 +72,7 @@ def header(runs: Sequence[RunData], problems: Sequence[str]) -> str:
     facts = what_ran(runs[0])
     if len(runs) > 1:
         seeds = ", ".join(NONE if run.seed is None else str(run.seed) for run in runs)
-        facts = [f for f in facts if f[0] not in ("wall time", "environment steps", "steps")] + [("seeds", seeds)]
+        facts = [f for f in facts if f[0] not in ("wall time", runs[0].acts, "steps")] + [("seeds", seeds)]
     elif runs[0].seed is not None:
         facts.append(("seed", str(runs[0].seed)))
     cells = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in facts)

@@ -17,11 +17,19 @@ from typing import Any, TypeVar
 from m2flow.intervals import mean_interval, wilson
 from m2flow.observe.jsonl import decode, rows
 from m2flow.observe.layout import RunFolder, read_evaluation, read_json
+from m2flow.observe.metrics import METRICS
 from m2flow.observe.trace import Span, read_spans
 from m2flow.types import Evaluation
 
 T = TypeVar("T")
 NONE = "\u2013"  # what stands for "no number" in tables
+
+
+def attempted(evaluation: Evaluation) -> tuple[str, str]:
+    """What an evaluation counts, and what each of them began with: episodes and seeds, or answers and tasks."""
+    options = evaluation.protocol.get("options")
+    text = isinstance(options, Mapping) and "max_tokens" in options
+    return ("answers", "held-out task") if text else ("episodes", "held-out seed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +79,25 @@ class RunData:
     def label(self) -> str:
         """What the run is called beside others: "seed 3", or `title`."""
         return self.title or (self.name if self.seed is None else f"seed {self.seed}")
+
+    @property
+    def text(self) -> bool:
+        """Whether it is one of a language model: its steps are answers, and lengths are counted in tokens."""
+        env = self.config.get("env")
+        return isinstance(env, Mapping) and "max_tokens" in env
+
+    @property
+    def acts(self) -> str:
+        """What `env_steps` metrics count."""
+        return "answers" if self.text else "environment steps"
+
+    def unit(self, name: str) -> str:
+        """The unit of a metric, empty where it has none."""
+        info = METRICS.find(name)
+        unit = info.unit if info else ""
+        if not self.text or unit != "env steps":
+            return unit
+        return "tokens" if name.endswith("/length") else "answers"
 
     @property
     def state(self) -> str:

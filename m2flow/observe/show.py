@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from m2flow.observe.layout import RunFolder
-from m2flow.observe.metrics import METRICS
 from m2flow.observe.progress import result_table
 from m2flow.observe.report_curves import metric_names
 from m2flow.observe.report_sections import what_ran
@@ -111,8 +110,7 @@ def _curves(run: RunData) -> Any:
         )
         if not curve.values:
             continue
-        info = METRICS.find(name)
-        unit = "" if info is None or "success" in name else info.unit
+        unit = "" if "success" in name else run.unit(name)
         ends = (show_number(curve.values[0], name), show_number(curve.last, name))
         table.add_row(Text(name), *ends, unit, Text(sparkline(curve.values)))
     return table

@@ -61,3 +61,15 @@ def test_several_starts_are_refused() -> None:
         scaffold.init_text(["count/mlp", "bandit/mlp"], "r.yaml")
     assert scaffold.init_text(["count/mlp"], "r.yaml") == scaffold.init_text("count/mlp", "r.yaml")
     assert scaffold.init_text([], "r.yaml") == scaffold.init_text(None, "r.yaml")
+
+
+@pytest.mark.parametrize("env", ["rows", "arithmetic", "countdown"])
+def test_tasks_of_a_language_model_begin_with_one(env: str) -> None:
+    text = scaffold.init_text(env, "r.yaml")
+    assert "name: causal_lm" in text
+    assert "name: grpo" in text
+
+
+def test_a_whole_recipe_is_no_start() -> None:
+    with pytest.raises(ValueError, match=r"is a whole recipe, .* m2flow config point_reach_grpo > r.yaml"):
+        scaffold.init_text("point_reach_grpo", "r.yaml")
