@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from m2flow.models.lm import export
 from m2flow.models.lm.codec import HFCodec
 from m2flow.models.lm.config import CausalLMConfig
 from m2flow.models.lm.inert import Inert
@@ -164,8 +165,11 @@ def test_what_is_wrong_is_said(call: Any, message: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "llama"])
-def test_a_folder_opens_with_the_tokenizer_that_was_saved_whatever_the_model_is(tmp_path, caplog, kind) -> None:
+def test_a_folder_opens_with_the_tokenizer_that_was_saved_whatever_the_model_is(
+    tmp_path, caplog, monkeypatch, kind
+) -> None:
     """transformers opens every tokenizer beside a Qwen2 model as Qwen2's, which drops line breaks of this one."""
+    monkeypatch.setattr(export, "_told", set())  # once per process
     settings = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     settings["num_key_value_heads"] = 2
     characters = CharacterTokenizer(characters="ab \n", chat=True)
