@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from m2flow.rewards.math import MathReward
 from m2flow.types import Sample, Task
 
 RIGHT = "<think>three and four</think> <answer>so \\boxed{7}</answer>"
@@ -56,3 +57,9 @@ ADVERSARIAL: dict[str, str] = {
 def sample(text: str, answer: Any = "7", length: int = 10, task: int = 1) -> Sample:
     """An attempt at a task whose right answer is `answer`."""
     return Sample(Task(task, {"prompt": "3+4=", "answer": answer}), 0, text, "stop", length)
+
+
+def boxed(reward: MathReward, gold: str, answer: str) -> tuple[float, float]:
+    """What a boxed answer is given, and how often the verifier failed on it."""
+    got = reward.score([sample(f"\\boxed{{{answer}}}", gold)])
+    return float(got["reward"][0]), float(got["error"][0] + got["timeout"][0])

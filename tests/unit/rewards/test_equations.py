@@ -2,25 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from m2flow.rewards.math import MathReward, MathRewardConfig
-from tests.unit.rewards.samples import sample
-
-
-@pytest.fixture(scope="module")
-def reward() -> Iterator[MathReward]:
-    made = MathRewardConfig(seconds=20.0, workers=1).build()
-    yield made
-    made.close()
-
-
-def boxed(reward: MathReward, gold: str, answer: str) -> tuple[float, float]:
-    got = reward.score([sample(f"\\boxed{{{answer}}}", gold)])
-    return float(got["reward"][0]), float(got["error"][0] + got["timeout"][0])
-
+from m2flow.rewards.math import MathReward
+from tests.unit.rewards.samples import boxed
 
 EQUATIONS = [
     ("7", "8=7", 0),

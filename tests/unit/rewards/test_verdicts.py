@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from m2flow.rewards.exact import tidy, verdict
-from m2flow.rewards.math import MathReward, MathRewardConfig
-from tests.unit.rewards.samples import sample
-
-
-@pytest.fixture(scope="module")
-def reward() -> Iterator[MathReward]:
-    made = MathRewardConfig(seconds=20.0, workers=1).build()
-    yield made
-    made.close()
-
-
-def boxed(reward: MathReward, gold: str, answer: str) -> tuple[float, float]:
-    got = reward.score([sample(f"\\boxed{{{answer}}}", gold)])
-    return float(got["reward"][0]), float(got["error"][0] + got["timeout"][0])
-
+from m2flow.rewards.math import MathReward
+from tests.unit.rewards.samples import boxed
 
 UNITS = [
     ("5 cm", "5 m", 0),
